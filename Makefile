@@ -1,0 +1,48 @@
+# Every target makes the environment it needs; nothing else has to be installed.
+PYTHON ?= python3
+# Relative on purpose: the clone's path may hold a space.
+PY := .venv/bin/python
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+INPUTS := pyproject.toml constraints.txt Makefile
+
+.PHONY: demo test lint bench parity format docs
+.DELETE_ON_ERROR:
+
+demo: .venv/.demo
+	$(PY) -m gradscale demo
+
+test: lint
+	$(PY) -m pytest
+
+lint: .venv/.dev
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: .venv/.dev
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+bench: .venv/.dev
+	$(PY) -m benchmarks.bench_step --out benchmarks/results/step_cpu.json
+
+docs: .venv/.dev
+	$(PY) -m docs.render
+
+parity: .venv/.dev
+	$(PY) -m parity "$(PT_TEST)"
+
+.venv/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "The pinned environment needs Python 3.11 or newer. Call make PYTHON=python3.11, say.")'
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.demo: .venv/.made $(INPUTS)
+	@echo "Installing what the demo needs (PyTorch is large: a minute or two)."
+	$(PIP) -e '.[torch,report]'
+	@touch $@
+
+.venv/.dev: .venv/.demo
+	@echo "Installing what the tests need."
+	$(PIP) -e '.[torch,jax,keras,report,dev]'
+	@touch $@

@@ -1,0 +1,46 @@
+"""gradscale keeps half-precision training alive.
+
+>>> import gradscale
+>>> gradscale.DynamicScale().init_state().scale
+65536.0
+"""
+
+from gradscale.core.ops import PYTHON, RuleOps
+from gradscale.core.outcome import StepOutcome
+from gradscale.core.policies import DynamicScale, NoScale, Policy, StaticScale
+from gradscale.core.state import FixedState, Observed, ScaleState
+from gradscale.core.verdicts import StepRecord, Verdict, classify
+from gradscale.errors import (
+    ConfigError,
+    GradientError,
+    GradscaleError,
+    GradscaleWarning,
+    OrderError,
+    ScaleCollapsed,
+    StateError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PYTHON",
+    "ConfigError",
+    "DynamicScale",
+    "FixedState",
+    "GradientError",
+    "GradscaleError",
+    "GradscaleWarning",
+    "NoScale",
+    "Observed",
+    "OrderError",
+    "Policy",
+    "RuleOps",
+    "ScaleCollapsed",
+    "ScaleState",
+    "StateError",
+    "StaticScale",
+    "StepOutcome",
+    "StepRecord",
+    "Verdict",
+    "classify",
+]

@@ -1,0 +1,5 @@
+"""`python -m gradscale`."""
+
+from gradscale.cli import main
+
+main()

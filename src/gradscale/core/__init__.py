@@ -1,0 +1,1 @@
+"""The algorithm: policies, states, verdicts, codes, the checkpoint format."""

@@ -1,0 +1,223 @@
+"""The checkpoint format: torch's five keys, and one more that torch ignores."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+from gradscale.core.ops import f32
+from gradscale.core.policies import DynamicScale, NoScale, StaticScale
+from gradscale.errors import ConfigError, StateError
+
+FORMAT = 1
+KEY = "gradscale"
+TORCH_KEYS = (
+    "scale",
+    "growth_factor",
+    "backoff_factor",
+    "growth_interval",
+    "_growth_tracker",
+)
+POLICIES = {kind.__name__: kind for kind in (NoScale, StaticScale, DynamicScale)}
+# A fixed scale in torch's words: both moves multiply by one.
+FIXED_SETTINGS = (1.0, 1.0, 2000)
+
+AnyPolicy = NoScale | StaticScale | DynamicScale
+
+
+class Saved(NamedTuple):
+    """All that a checkpoint holds.
+
+    Attributes:
+        policy: The policy the run used.
+        scale, finite_steps, debt: The fields of its state, on the host.
+        floor_steps: Steps in a row that were not finite at the lowest scale.
+        calibrated: A finite step has been seen.
+        grown: The last step raised the scale.
+        tallies: (applied, skipped) for the run and then for each optimizer, in the
+            order in which the optimizers first came.
+    """
+
+    policy: AnyPolicy
+    scale: float
+    finite_steps: int = 0
+    debt: int = 0
+    floor_steps: int = 0
+    calibrated: bool = False
+    grown: bool = False
+    tallies: tuple[tuple[int, int], ...] = ()
+
+
+def pack(saved: Saved) -> dict[str, Any]:
+    """Return `saved` as a plain dict that torch can load too.
+
+    >>> packed = pack(Saved(policy=DynamicScale(), scale=65536.0))
+    >>> packed["scale"], packed["growth_interval"], packed["gradscale"]["format"]
+    (65536.0, 2000, 1)
+    """
+    policy = saved.policy
+    growth, backoff, interval = torch_settings(policy)
+    return {
+        "scale": saved.scale,
+        "growth_factor": growth,
+        "backoff_factor": backoff,
+        "growth_interval": interval,
+        "_growth_tracker": saved.finite_steps,
+        KEY: {
+            "format": FORMAT,
+            "policy": {"kind": type(policy).__name__, **asdict(policy)},
+            "debt": saved.debt,
+            "floor_steps": saved.floor_steps,
+            "calibrated": saved.calibrated,
+            "grown": saved.grown,
+            "tallies": [list(pair) for pair in saved.tallies],
+        },
+    }
+
+
+def torch_settings(policy: AnyPolicy) -> tuple[float, float, int]:
+    """Return the growth factor, back-off factor and growth interval of a policy."""
+    if isinstance(policy, DynamicScale):
+        return policy.growth_factor, policy.backoff_factor, policy.growth_interval
+    return FIXED_SETTINGS
+
+
+def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
+    """Read a checkpoint of this format, or one written by `torch.amp.GradScaler`.
+
+    Nothing is changed: the caller takes over the result or nothing at all.
+
+    Args:
+        state: What `state_dict()` returned.
+        policy: The policy in use. What the checkpoint does not tell, such as the
+            bounds in a checkpoint of torch's, is taken from it.
+
+    Raises:
+        StateError: The checkpoint cannot be loaded.
+    """
+    if not state:
+        raise StateError(
+            "The checkpoint is an empty dict. A disabled scaler saves nothing, so "
+            "there is no scale to go on with. Save from an enabled scaler, or do not "
+            "load this one.",
+            code="GS302",
+            replaces="The source state dict is empty, possibly because it was saved "
+            "from a disabled instance of GradScaler.",
+        )
+    missing = [key for key in TORCH_KEYS if key not in state]
+    if missing:
+        raise StateError(
+            f"The checkpoint lacks {', '.join(missing)}. Going on without it would "
+            "start from another state than the one that was saved. Load a dict "
+            "returned by state_dict().",
+            code="GS302",
+        )
+    extra = state.get(KEY)
+    if extra is None:
+        return _checked(state, _policy_of_torch(state, policy), {})
+    if not isinstance(extra, Mapping) or not isinstance(extra.get("format"), int):
+        raise _bad(KEY, extra, "a dict with a format number")
+    if not 1 <= extra["format"] <= FORMAT:
+        raise StateError(
+            f"The checkpoint has format {extra['format']}. This version reads formats "
+            f"up to {FORMAT} and would misread the rest. Install the version of "
+            "gradscale that wrote it, or a newer one.",
+            code="GS303",
+        )
+    settings = extra.get("policy")
+    if not isinstance(settings, Mapping) or settings.get("kind") not in POLICIES:
+        raise _bad("policy", settings, f"one of {', '.join(POLICIES)}")
+    arguments = {name: value for name, value in settings.items() if name != "kind"}
+    if settings["kind"] == "DynamicScale":
+        # The five keys win: other tools edit those.
+        arguments |= _moves_of_torch(state)
+    return _checked(state, _built(POLICIES[settings["kind"]], arguments), extra)
+
+
+def _policy_of_torch(state: Mapping[str, Any], policy: AnyPolicy) -> AnyPolicy:
+    growth, backoff, _ = moves = tuple(state[key] for key in TORCH_KEYS[1:4])
+    if (growth, backoff) == FIXED_SETTINGS[:2] or (
+        not isinstance(policy, DynamicScale) and moves == FIXED_SETTINGS
+    ):
+        scale = state["scale"]
+        return policy if isinstance(policy, NoScale) else _built(
+            StaticScale, {"scale": scale}
+        )
+    if not isinstance(policy, DynamicScale):
+        policy = DynamicScale()
+    bounds = {
+        "min_scale": policy.min_scale,
+        "max_scale": policy.max_scale,
+        "tolerance": policy.tolerance,
+    }
+    scale = state["scale"]
+    return _built(DynamicScale, {"init_scale": scale, **bounds, **_moves_of_torch(state)})
+
+
+def _moves_of_torch(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: state[key] for key in TORCH_KEYS[1:4]}
+
+
+def _built(kind: type[AnyPolicy], arguments: Mapping[str, Any]) -> AnyPolicy:
+    try:
+        return kind(**arguments)
+    except (ConfigError, TypeError) as error:
+        reason = error.__notes__[0] if getattr(error, "__notes__", None) else error
+        raise StateError(
+            f"The checkpoint describes a policy that cannot work: {reason} Nothing was "
+            "loaded. Save again from a sound run, or start without this checkpoint.",
+            code="GS302",
+        ) from error
+
+
+def _checked(
+    state: Mapping[str, Any], policy: AnyPolicy, extra: Mapping[str, Any]
+) -> Saved:
+    scale = state["scale"]
+    if not _is_number(scale) or not (
+        policy.min_scale <= f32(float(scale)) <= policy.max_scale
+    ):
+        low, high = policy.min_scale, policy.max_scale
+        raise _bad("scale", scale, f"a number in [{low:g}, {high:g}]")
+    return Saved(
+        policy=policy,
+        scale=f32(float(scale)),
+        finite_steps=_count("_growth_tracker", state["_growth_tracker"]),
+        debt=_count("debt", extra.get("debt", 0)),
+        floor_steps=_count("floor_steps", extra.get("floor_steps", 0)),
+        calibrated=bool(extra.get("calibrated", True)),
+        grown=bool(extra.get("grown", False)),
+        tallies=_tallies(extra.get("tallies", [])),
+    )
+
+
+def _tallies(value: Any) -> tuple[tuple[int, int], ...]:
+    if not isinstance(value, (list, tuple)):
+        raise _bad("tallies", value, "a list of pairs of counts")
+    for pair in value:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            raise _bad("tallies", value, "a list of pairs of counts")
+    return tuple((_count("tallies", a), _count("tallies", b)) for a, b in value)
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
+        raise _bad(name, value, "a whole number, 0 or more")
+    return int(value)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    return math.isfinite(value)
+
+
+def _bad(name: str, value: Any, wanted: str) -> StateError:
+    return StateError(
+        f"The checkpoint has {name}={value!r}, which is not {wanted}. Going on with it "
+        "would corrupt the run. Nothing was loaded; repair the value, or start without "
+        "this checkpoint. Bounds are widened with policy=DynamicScale(min_scale=..., "
+        "max_scale=...).",
+        code="GS302",
+    )

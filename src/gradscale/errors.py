@@ -1,0 +1,76 @@
+"""The exceptions gradscale raises.
+
+GradscaleError
+├── ConfigError      a setting or an argument that can never work
+├── OrderError       a call at a moment when it cannot be right
+├── GradientError    a gradient that cannot be read or unscaled
+├── StateError       a checkpoint that cannot be loaded
+└── ScaleCollapsed   the scale is at its floor and gradients are still not finite
+
+Each also derives from the built-ins that the replaced scaler raises for the same
+mistake, so that an `except` clause written for it goes on working.
+"""
+
+
+class GradscaleError(Exception):
+    """Base of all errors raised by gradscale.
+
+    Args:
+        message: What happened, why it cannot work, what to do.
+        code: The entry of the catalogue that tells more.
+        replaces: The words of the replaced scaler for this mistake, if it has any.
+            They become the text of the exception, and `message` a note below it.
+    """
+
+    code: str
+    __notes__: list[str]
+
+    def __init__(self, message: str, *, code: str, replaces: str | None = None) -> None:
+        coded = f"{message} [{code}]"
+        super().__init__(coded if replaces is None else replaces)
+        self.code = code
+        # PEP 678 notes, set by hand: Python 3.10 has no add_note.
+        self.__notes__ = [] if replaces is None else [coded]
+
+    def __str__(self) -> str:
+        # KeyError would show the repr of its argument.
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _revive, (type(self), self.args[0], self.code, self.__notes__)
+
+
+def _revive(
+    kind: type[GradscaleError], text: str, code: str, notes: list[str]
+) -> GradscaleError:
+    error = kind.__new__(kind, text)
+    error.args, error.code, error.__notes__ = (text,), code, notes
+    return error
+
+
+class ConfigError(GradscaleError, ValueError, AssertionError):
+    """A setting or an argument that can never work."""
+
+
+class OrderError(GradscaleError, RuntimeError, AssertionError):
+    """A call at a moment when it cannot be right."""
+
+
+class GradientError(GradscaleError, ValueError):
+    """A gradient that cannot be read or unscaled."""
+
+
+class StateError(GradscaleError, RuntimeError, ValueError, KeyError):
+    """A checkpoint that cannot be loaded; nothing was changed."""
+
+
+class ScaleCollapsed(GradscaleError, FloatingPointError):
+    """The scale is at its floor and gradients are still not finite."""
+
+
+class GradscaleWarning(UserWarning):
+    """Something that does not stop the run and should not be overlooked."""
+
+    def __init__(self, message: str, *, code: str = "") -> None:
+        super().__init__(f"{message} [{code}]" if code else message)
+        self.code = code

@@ -1,0 +1,11 @@
+"""`torch.cpu.amp.GradScaler`: the scaler with the older signature."""
+
+from gradscale.torch.older import OlderGradScaler
+
+__all__ = ["GradScaler"]
+
+
+class GradScaler(OlderGradScaler):
+    """`gradscale.torch.GradScaler("cpu", ...)`, the device left out."""
+
+    kind = "cpu"

@@ -1,0 +1,1 @@
+"""The names of `torch.cuda` that a script with the older spelling imports."""

@@ -1,0 +1,60 @@
+"""Is the device there?"""
+
+import warnings
+from typing import Any
+
+import torch
+
+from gradscale.errors import ConfigError, GradscaleWarning
+
+
+def device_type(device: Any) -> str:
+    """Return the type of `device`, or refuse it by name."""
+    if isinstance(device, torch.device):
+        return device.type
+    if not isinstance(device, str):
+        raise ConfigError(
+            f"The first argument is {device!r}, a {type(device).__name__}. It names "
+            "the device; the initial scale comes second. Write "
+            f"gradscale.torch.GradScaler('cuda', init_scale={device!r}), or use the "
+            f"older signature as gradscale.torch.cuda.amp.GradScaler({device!r}).",
+            code="GS107",
+        )
+    try:
+        return torch.device(device).type
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device={device!r} is not a device that this PyTorch knows. The scaler "
+            "would do nothing on it. Pass 'cuda', 'cpu', 'mps' or 'xpu'.",
+            code="GS107",
+        ) from error
+
+
+def is_there(kind: str) -> bool:
+    """Return whether a device of this type can be used."""
+    if kind == "cpu":
+        return True
+    if kind == "cuda":
+        return not torch.cuda.amp.common.amp_definitely_not_available()
+    try:
+        return bool(torch.get_device_module(kind).is_available())
+    except RuntimeError:
+        return False
+
+
+def warn_disabled(kind: str) -> None:
+    """Say that scaling is off because the device is missing; from a constructor."""
+    if kind == "cuda":
+        # The words of torch.amp.GradScaler: filters out there match them.
+        warnings.warn(
+            "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  "
+            "Disabling.",
+            stacklevel=4,
+        )
+    else:
+        message = (
+            f"GradScaler is enabled for device '{kind}', which is not available here. "
+            "Scaling is turned off: gradients are neither scaled nor checked. Pass "
+            "device='cpu' to scale on the CPU, or enabled=False to say so yourself."
+        )
+        warnings.warn(GradscaleWarning(message, code="GS107"), stacklevel=4)

@@ -1,0 +1,36 @@
+"""Names for parameters, for errors and culprits."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def names_of(params: Sequence[Tensor], sources: object = None) -> list[str]:
+    """Name parameters by the model's own names, else by group and index.
+
+    Args:
+        params: The parameters to name.
+        sources: Modules and optimizers to look in, in this order; None entries and
+            None itself are passed over.
+    """
+    known: dict[int, str] = {}
+    for source in sources if isinstance(sources, Iterable) else [sources]:
+        if isinstance(source, torch.nn.Module):
+            for name, param in source.named_parameters():
+                known.setdefault(id(param), name)
+        elif source is not None:
+            _name_by_place(known, source.param_groups)
+    return [known.get(id(param), _described(param)) for param in params]
+
+
+def _name_by_place(known: dict[int, str], groups: Sequence[dict]) -> None:
+    for g, group in enumerate(groups):
+        own = group.get("param_names")
+        for i, param in enumerate(group["params"]):
+            name = own[i] if own else f"param_groups[{g}]['params'][{i}]"
+            known.setdefault(id(param), name)
+
+
+def _described(param: Tensor) -> str:
+    return f"a parameter of shape {tuple(param.shape)}"

@@ -1,0 +1,38 @@
+"""The older signature: no device argument, the initial scale first."""
+
+import warnings
+from typing import Any, ClassVar
+
+from gradscale.torch.scaler import GradScaler
+
+
+class OlderGradScaler(GradScaler):
+    """What `torch.cuda.amp.GradScaler` and `torch.cpu.amp.GradScaler` have in common."""
+
+    kind: ClassVar[str]
+
+    def __init__(
+        self,
+        init_scale: float = 2.0**16,
+        growth_factor: float = 2.0,
+        backoff_factor: float = 0.5,
+        growth_interval: int = 2000,
+        enabled: bool = True,
+        **options: Any,
+    ) -> None:
+        # The words of torch: filters out there match them.
+        warnings.warn(
+            f"`torch.{self.kind}.amp.GradScaler(args...)` is deprecated. "
+            f"Please use `torch.amp.GradScaler('{self.kind}', args...)` instead.",
+            FutureWarning,
+            stacklevel=2,
+        )
+        super().__init__(
+            self.kind,
+            init_scale=init_scale,
+            growth_factor=growth_factor,
+            backoff_factor=backoff_factor,
+            growth_interval=growth_interval,
+            enabled=enabled,
+            **options,
+        )

@@ -1,0 +1,45 @@
+"""Multiplying a loss, or a nest of outputs, by the scale."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HALVES = (torch.float16, torch.bfloat16)
+# Larger outputs are not looked at: their gradients will tell.
+LARGEST_LOSS = 4096
+
+
+def times(output: Tensor, scale: Tensor) -> Tensor:
+    """Return `output * scale`; a half-precision loss is scaled in f32.
+
+    Torch does so for a loss without dimensions; a loss of shape (1,) would overflow
+    at 65504.
+    """
+    if output.dtype in HALVES and output.numel() == 1:
+        output = output.float()
+    return output * scale.to(output.device, non_blocking=True)
+
+
+def loss_is_finite(output: Tensor) -> Tensor | None:
+    """Return bool[], or None if the output is too large to be looked at."""
+    if output.numel() > LARGEST_LOSS:
+        return None
+    return torch.isfinite(output.detach()).all()
+
+
+def map_outputs(outputs: Any, one: Callable[[Tensor], Tensor]) -> Any:
+    """Apply `one` to every tensor of a nest of lists, tuples and other iterables.
+
+    Lists and tuples, named ones too, keep their type; any other iterable becomes an
+    iterator, as in torch.
+    """
+    if isinstance(outputs, Tensor):
+        return one(outputs)
+    if isinstance(outputs, (str, bytes, Mapping)) or not isinstance(outputs, Iterable):
+        raise ValueError("outputs must be a Tensor or an iterable of Tensors")
+    mapped = (map_outputs(output, one) for output in outputs)
+    if isinstance(outputs, tuple) and hasattr(outputs, "_fields"):
+        return type(outputs)(*mapped)
+    return type(outputs)(mapped) if isinstance(outputs, (list, tuple)) else mapped

@@ -1,0 +1,43 @@
+"""Multiplying gradients in place."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def inverse(scale: Tensor) -> Tensor:
+    """Return `1 / scale`, f32[]; exact for powers of two.
+
+    IEEE division in f32 is already correctly rounded: no f64, which MPS and some XPU
+    devices do not have.
+    """
+    return scale.reciprocal()
+
+
+@torch.no_grad()
+def multiply_(tensors: Sequence[Tensor], multiplier: Tensor) -> None:
+    """Multiply each tensor by `multiplier` in place, in f32 or wider, then round.
+
+    No host sync. Undefined if two entries share memory.
+
+    Args:
+        tensors: float[...] each, any mix of dtypes and devices.
+        multiplier: f32[] or f32[1], on any device.
+    """
+    grouped: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        grouped[tensor.device, tensor.dtype].append(tensor)
+    for (device, dtype), group in grouped.items():
+        here = multiplier.to(device, non_blocking=True)
+        if dtype is torch.bfloat16 and device.type != "cpu":
+            # The op below has no bf16 kernel on CUDA in torch 2.11 and 2.13.
+            for tensor in group:
+                tensor.copy_(tensor.float() * here)
+        else:
+            # The only op that multiplies f16 by an f32 scalar without rounding the
+            # scalar to f16 first, where 2**-25 would be 0.
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                group, torch.zeros_like(here), here
+            )
