@@ -12,6 +12,8 @@ from gradscale.errors import ConfigError, StateError
 
 FORMAT = 1
 KEY = "gradscale"
+# Counts of the rule are i32 on the device and grow by one before they are compared.
+LARGEST_COUNT = 2**31 - 2
 TORCH_KEYS = (
     "scale",
     "growth_factor",
@@ -96,6 +98,12 @@ def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
     Raises:
         StateError: The checkpoint cannot be loaded.
     """
+    if not isinstance(state, Mapping):
+        raise StateError(
+            f"The checkpoint is a {type(state).__name__}, not a dict. There is no "
+            "scale to be found in it. Load a dict returned by state_dict().",
+            code="GS302",
+        )
     if not state:
         raise StateError(
             "The checkpoint is an empty dict. A disabled scaler saves nothing, so "
@@ -126,7 +134,8 @@ def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
             code="GS303",
         )
     settings = extra.get("policy")
-    if not isinstance(settings, Mapping) or settings.get("kind") not in POLICIES:
+    # A list of names: the kind read from a file may not be hashable.
+    if not isinstance(settings, Mapping) or settings.get("kind") not in list(POLICIES):
         raise _bad("policy", settings, f"one of {', '.join(POLICIES)}")
     arguments = {name: value for name, value in settings.items() if name != "kind"}
     if settings["kind"] == "DynamicScale":
@@ -141,8 +150,10 @@ def _policy_of_torch(state: Mapping[str, Any], policy: AnyPolicy) -> AnyPolicy:
         not isinstance(policy, DynamicScale) and moves == FIXED_SETTINGS
     ):
         scale = state["scale"]
-        return policy if isinstance(policy, NoScale) else _built(
-            StaticScale, {"scale": scale}
+        return (
+            policy
+            if isinstance(policy, NoScale)
+            else _built(StaticScale, {"scale": scale})
         )
     if not isinstance(policy, DynamicScale):
         policy = DynamicScale()
@@ -152,7 +163,9 @@ def _policy_of_torch(state: Mapping[str, Any], policy: AnyPolicy) -> AnyPolicy:
         "tolerance": policy.tolerance,
     }
     scale = state["scale"]
-    return _built(DynamicScale, {"init_scale": scale, **bounds, **_moves_of_torch(state)})
+    return _built(
+        DynamicScale, {"init_scale": scale, **bounds, **_moves_of_torch(state)}
+    )
 
 
 def _moves_of_torch(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,10 +176,12 @@ def _built(kind: type[AnyPolicy], arguments: Mapping[str, Any]) -> AnyPolicy:
     try:
         return kind(**arguments)
     except (ConfigError, TypeError) as error:
-        reason = error.__notes__[0] if getattr(error, "__notes__", None) else error
+        # The note holds our own words where the text is that of the replaced scaler.
+        reason = (getattr(error, "__notes__", None) or [error])[0]
         raise StateError(
-            f"The checkpoint describes a policy that cannot work: {reason} Nothing was "
-            "loaded. Save again from a sound run, or start without this checkpoint.",
+            f"The checkpoint describes a policy that cannot work: {reason}. Nothing "
+            "was loaded. Save again from a sound run, or start without this "
+            "checkpoint.",
             code="GS302",
         ) from error
 
@@ -183,9 +198,9 @@ def _checked(
     return Saved(
         policy=policy,
         scale=f32(float(scale)),
-        finite_steps=_count("_growth_tracker", state["_growth_tracker"]),
-        debt=_count("debt", extra.get("debt", 0)),
-        floor_steps=_count("floor_steps", extra.get("floor_steps", 0)),
+        finite_steps=_small_count("_growth_tracker", state["_growth_tracker"]),
+        debt=_small_count("debt", extra.get("debt", 0)),
+        floor_steps=_small_count("floor_steps", extra.get("floor_steps", 0)),
         calibrated=bool(extra.get("calibrated", True)),
         grown=bool(extra.get("grown", False)),
         tallies=_tallies(extra.get("tallies", [])),
@@ -207,10 +222,20 @@ def _count(name: str, value: Any) -> int:
     return int(value)
 
 
+def _small_count(name: str, value: Any) -> int:
+    count = _count(name, value)
+    if count > LARGEST_COUNT:
+        raise _bad(name, value, f"a count up to {LARGEST_COUNT}")
+    return count
+
+
 def _is_number(value: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, Real):
         return False
-    return math.isfinite(value)
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _bad(name: str, value: Any, wanted: str) -> StateError:

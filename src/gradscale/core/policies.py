@@ -9,7 +9,7 @@ from gradscale.core.ops import Where, f32
 from gradscale.core.state import FixedState, Observed, ScaleState
 from gradscale.errors import ConfigError
 
-# Below, 1 / scale leaves the normal range of f32.
+# The smallest normal f32: a device that flushes subnormals would see 0 below.
 LOWEST_SCALE = 2.0**-126
 # The largest f32; its inverse is subnormal and still not zero.
 HIGHEST_SCALE = 2.0**128 - 2.0**104
@@ -185,7 +185,7 @@ def _number(name: str, value: object) -> float:
 def _check_factors(policy: "DynamicScale") -> None:
     growth = _number("growth_factor", policy.growth_factor)
     backoff = _number("backoff_factor", policy.backoff_factor)
-    # Compared as f32: 1 + 1e-9 would never move the scale.
+    # Compared as f32: 1 + 1e-9 would never raise the scale.
     if not 1.0 < f32(growth) < math.inf:
         raise ConfigError(
             f"growth_factor={policy.growth_factor} can never raise the scale. "
@@ -195,7 +195,8 @@ def _check_factors(policy: "DynamicScale") -> None:
             code="GS101",
             replaces="The growth factor must be > 1.0." if growth <= 1.0 else None,
         )
-    if not 0.0 < f32(backoff) < 1.0:
+    # Above the largest f32 below 1, rounding can give back the same scale.
+    if not (f32(backoff) > 0.0 and backoff <= 1.0 - 2.0**-24):
         raise ConfigError(
             f"backoff_factor={policy.backoff_factor} can never lower the scale to "
             "something usable. The scale is multiplied by it when a gradient is not "
@@ -217,7 +218,7 @@ def _check_interval(policy: "DynamicScale") -> None:
             code="GS101",
         )
     # The count is an i32 on the device.
-    if not 1 <= interval < 2**31:
+    if not 1 <= int(interval) < 2**31:
         raise ConfigError(
             f"growth_interval={interval} is not a number of steps from 1 to 2^31 - 1. "
             "The scale grows on every growth_interval-th finite step in a row. "

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradscale.errors import ConfigError
+from gradscale.errors import ConfigError, GradientError
+from gradscale.torch.gradients import Gradients, combine_norms, read
+from gradscale.torch.unscaling import multiply_
 
 # The smallest normal f32: below, the multiplier loses digits and ends at 0.
 SMALLEST_MULTIPLIER = 2.0**-126
@@ -19,13 +21,27 @@ class Clip(NamedTuple):
 
     Attributes:
         norm: f32[], the norm of the unscaled gradients.
-        coef: f32[], in [0, 1]: what the gradients are multiplied by.
+        coef: f32[], in [0, 1]: what the gradients are still to be multiplied by.
         found: f32[], 1 if the norm or the multiplier is not a usable f32, else 0.
     """
 
     norm: Tensor
     coef: Tensor
     found: Tensor
+
+    def after(self, earlier: "Clip | None") -> "Clip":
+        """Return this clip together with one that came before it."""
+        if earlier is None:
+            return self
+        return Clip(
+            norm=self.norm,
+            coef=self.coef * earlier.coef,
+            found=torch.maximum(self.found, earlier.found),
+        )
+
+    def applied(self) -> "Clip":
+        """Return the clip as it stands once the gradients were multiplied."""
+        return self._replace(coef=torch.ones_like(self.coef))
 
 
 def clip_of(norm: Tensor, max_norm: float, factor: Tensor) -> Clip:
@@ -45,9 +61,44 @@ def clip_of(norm: Tensor, max_norm: float, factor: Tensor) -> Clip:
     return Clip(norm=norm, coef=coef, found=1.0 - usable.float())
 
 
+def clip_params_(
+    gradients: Gradients,
+    unscaled: set[int],
+    inv_scale: Tensor,
+    max_norm: float,
+    norm_type: float,
+) -> Clip:
+    """Clip gradients in place, some of them scaled and some not. No host sync.
+
+    Args:
+        gradients: At least one tensor.
+        unscaled: The ids of the parameters whose gradients are unscaled by now.
+        inv_scale: f32[], what unscales the others.
+        max_norm, norm_type: The largest norm to let through, and its order.
+    """
+    norms, factors = [], []
+    for factor, wanted in ((inv_scale, False), (torch.ones_like(inv_scale), True)):
+        here = [
+            tensor
+            for param, tensor in zip(gradients.params, gradients.tensors, strict=True)
+            if (id(param) in unscaled) is wanted
+        ]
+        if here:
+            part = gradients._replace(tensors=here)
+            norm = read(part, inv_scale.device, norm_type).norm
+            assert norm is not None
+            norms.append(norm * factor)
+            factors.append(factor)
+    norm = combine_norms(norms, norm_type)
+    clip = clip_of(norm, max_norm, torch.stack(factors).amin())
+    multiply_(gradients.tensors, clip.coef)
+    return clip.applied()
+
+
 def check_max_norm(max_norm: float, norm_type: float) -> tuple[float, float]:
     """Return both as floats, or refuse them."""
-    for name, value, low in (("max_norm", max_norm, 0.0), ("norm_type", norm_type, 1.0)):
+    limits = (("max_norm", max_norm, 0.0), ("norm_type", norm_type, 1.0))
+    for name, value, low in limits:
         number = float(value) if isinstance(value, Real) else math.nan
         if isinstance(value, bool) or not number >= low:
             raise ConfigError(
@@ -68,10 +119,8 @@ def split_target(target: Any) -> tuple[list[Any], list[Tensor]]:
     items = list(target) if isinstance(target, Iterable) else [target]
     optimizers = [x for x in items if getattr(x, "param_groups", None) is not None]
     params = [x for x in items if isinstance(x, Tensor)]
-    if not items or len(optimizers) + len(params) != len(items) or (
-        optimizers and params
-    ):
-        kinds = sorted({type(x).__name__ for x in items}) or ["nothing"]
+    if max(len(optimizers), len(params)) != len(items):
+        kinds = sorted({type(x).__name__ for x in items})
         raise ConfigError(
             f"clip_grad_norm_() was given {', '.join(kinds)}. It clips the gradients "
             "of optimizers or of parameters. Pass an optimizer, a list of optimizers, "
@@ -79,3 +128,14 @@ def split_target(target: Any) -> tuple[list[Any], list[Tensor]]:
             code="GS101",
         )
     return optimizers, params
+
+
+def refuse_sharded(gradients: Gradients, whose: str) -> None:
+    """Refuse the norm of DTensor gradients: a shard's norm is not the whole's."""
+    if gradients.sharded:
+        raise GradientError(
+            f"{whose} has DTensor gradients, of which this rank holds a part. The norm "
+            "of the part would clip too little. Call unscale_() and then "
+            "torch.nn.utils.clip_grad_norm_(), which reduces over the mesh.",
+            code="GS106",
+        )

@@ -4,7 +4,7 @@ import ctypes
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,13 +29,15 @@ class Gradients(NamedTuple):
             DTensor, so that writing into them changes the gradient.
         marks: (address, version) of each: equal marks mean untouched values.
         present: How many parameters have a gradient, empty and shared ones included.
-        sharded: Some gradient is a DTensor.
+        shared: Two parameters have one and the same gradient.
+        sharded: Some parameter is a DTensor.
     """
 
     params: list[Tensor]
     tensors: list[Tensor]
     marks: list[tuple[int, int]]
     present: int
+    shared: bool
     sharded: bool
 
 
@@ -91,8 +93,9 @@ class Reading(NamedTuple):
         return [self.params[i] for i in sorted(places)]
 
 
+@torch.no_grad()
 def gather(
-    params: Iterable[Tensor], *, allow_fp16: bool, names: object = None
+    params: Iterable[Tensor], *, allow_fp16: bool, names: Iterable[Any] = ()
 ) -> Gradients:
     """Collect the gradients of `params`, refusing by name what cannot be unscaled.
 
@@ -104,11 +107,11 @@ def gather(
         allow_fp16: Accept f16 gradients.
         names: What `names_of` needs to name a parameter in an error.
     """
-    found = Gradients([], [], [], 0, False)
+    found = Gradients([], [], [], 0, False, False)
     by_address: dict[int, Tensor] = {}
     halves: list[Tensor] = []
     tracing = torch.compiler.is_compiling()
-    present, sharded = 0, False
+    present, shared, sharded = 0, False, False
     for param in params:
         if not isinstance(param, Tensor):
             raise AssertionError(
@@ -116,6 +119,7 @@ def gather(
             )
         grad = param.grad
         if grad is None:
+            sharded |= hasattr(param, "to_local")
             continue
         present += 1
         if grad.dtype is torch.float16 and not allow_fp16:
@@ -132,15 +136,17 @@ def gather(
             other = by_address.setdefault(address, grad)
             if other is not grad:
                 _check_same_view(param, grad, other, names)
+                shared = True
                 continue
             found.marks.append((address, grad._version))
         found.params.append(param)
         found.tensors.append(grad)
     if halves:
         raise _fp16_refused(halves, names)
-    return found._replace(present=present, sharded=sharded)
+    return found._replace(present=present, shared=shared, sharded=sharded)
 
 
+@torch.no_grad()
 def read(
     gradients: Gradients, home: torch.device, norm_type: float | None = None
 ) -> Reading:
@@ -246,7 +252,7 @@ def _at_least_f32(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _plain(param: Tensor, grad: Tensor, names: object) -> Tensor:
+def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
     """Return the plain tensor behind a subclass, a complex or an exotic gradient."""
     to_local = getattr(grad, "to_local", None)
     if to_local is not None:
@@ -260,7 +266,7 @@ def _plain(param: Tensor, grad: Tensor, names: object) -> Tensor:
     return _strided(param, grad, names)
 
 
-def _strided(param: Tensor, grad: Tensor, names: object) -> Tensor:
+def _strided(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
     """Return a strided tensor without overlap; `.grad` is replaced where needed."""
     if grad.layout is torch.sparse_coo:
         if not grad.is_coalesced():
@@ -279,7 +285,7 @@ def _strided(param: Tensor, grad: Tensor, names: object) -> Tensor:
 
 
 def _check_same_view(
-    param: Tensor, grad: Tensor, other: Tensor, names: object
+    param: Tensor, grad: Tensor, other: Tensor, names: Iterable[Any]
 ) -> None:
     if grad.shape != other.shape or grad.stride() != other.stride():
         raise _refused(
@@ -287,7 +293,9 @@ def _check_same_view(
         )
 
 
-def _refused(param: Tensor, grad: Tensor, what: str, names: object) -> GradientError:
+def _refused(
+    param: Tensor, grad: Tensor, what: str, names: Iterable[Any]
+) -> GradientError:
     return GradientError(
         f"{names_of([param], names)[0]} has {what} (shape {tuple(grad.shape)}). "
         "It cannot be unscaled in place without a wrong result. Give the parameter a "
@@ -297,7 +305,7 @@ def _refused(param: Tensor, grad: Tensor, what: str, names: object) -> GradientE
     )
 
 
-def _fp16_refused(params: list[Tensor], names: object) -> GradientError:
+def _fp16_refused(params: list[Tensor], names: Iterable[Any]) -> GradientError:
     listed = ", ".join(names_of(params[:8], names))
     more = f" and {len(params) - 8} more" if len(params) > 8 else ""
     return GradientError(

@@ -15,12 +15,10 @@ from gradscale.core.outcome import StepOutcome
 from gradscale.core.verdicts import COLLAPSED_AFTER, StepRecord
 from gradscale.errors import (
     ConfigError,
-    GradientError,
     GradscaleWarning,
     OrderError,
     ScaleCollapsed,
 )
-from gradscale.torch.gradients import Gradients
 from gradscale.torch.ledger import record_of
 
 _BAD_TENSOR = (
@@ -54,6 +52,7 @@ class Watchman:
                 "Pass a lower scale, or use DynamicScale. Further skips are counted in "
                 "scaler.skipped_steps.",
                 "GS205",
+                stacklevel=4,
             )
         if late_row[-1]:
             self._warn_once(
@@ -62,6 +61,7 @@ class Watchman:
                 f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
                 "would have broken the bounds of the policy. Pass a scale inside them.",
                 "GS109",
+                stacklevel=4,
             )
 
     def warn_no_gradients(self, optimizer: Any) -> None:
@@ -74,12 +74,15 @@ class Watchman:
             "to another model, and nothing is learned. Check requires_grad and that "
             "the loss depends on them. Said once for each optimizer.",
             "GS103",
+            stacklevel=5,
         )
 
-    def _warn_once(self, key: object, message: str, code: str) -> None:
+    def _warn_once(
+        self, key: object, message: str, code: str, *, stacklevel: int
+    ) -> None:
         if key not in self._said:
             self._said.add(key)
-            warnings.warn(GradscaleWarning(message, code=code), stacklevel=4)
+            warnings.warn(GradscaleWarning(message, code=code), stacklevel=stacklevel)
 
 
 def _collapsed(
@@ -133,15 +136,94 @@ def checked_scale(
     return torch.full_like(like, number)
 
 
-def refuse_sharded_norm(gradients: Gradients | None, where: str) -> None:
-    """Refuse the norm of DTensor gradients: a shard's norm is not the whole's."""
-    if gradients is not None and gradients.sharded:
-        raise GradientError(
-            f"{where} has DTensor gradients, of which this rank holds a part. The norm "
-            "of the part would clip too little. Call unscale_() and then "
-            "torch.nn.utils.clip_grad_norm_(), which reduces over the mesh.",
-            code="GS106",
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Refuse an option that nothing answers to."""
+    if value not in choices:
+        raise ConfigError(
+            f"{name}={value!r} is not one of {', '.join(map(repr, choices))}. "
+            "Nothing would answer to it. Pass one of these, or leave it out.",
+            code="GS101",
         )
+
+
+def not_scaled(funcname: str, missing: str) -> OrderError:
+    """Say that nothing was scaled yet."""
+    return _order(
+        f"{funcname} came before the first scale(). The gradients cannot have been "
+        "scaled. Call scaler.scale(loss).backward() first.",
+        f"Attempted {funcname} but {missing} is None.  This may indicate your script "
+        "did not use scaler.scale(loss or outputs) earlier in the iteration.",
+    )
+
+
+def unscaled_before(stepped: bool) -> OrderError:
+    """Say that the gradients are unscaled already."""
+    if stepped:
+        return _order(
+            "unscale_() was called after step(), which has already unscaled the "
+            "gradients. They would be divided by the scale a second time. Call "
+            "unscale_() before step().",
+            "unscale_() is being called after step().",
+        )
+    return _order(
+        "unscale_() was called twice for one optimizer in one step. The gradients "
+        "would be divided by the scale a second time. Call update() between steps, or "
+        "remove the second unscale_().",
+        "unscale_() has already been called on this optimizer since the last update().",
+    )
+
+
+def stepped_before() -> OrderError:
+    """Say that the optimizer has stepped already."""
+    return _order(
+        "step() was called twice for one optimizer. The second one would apply the "
+        "same gradients again. Call update() after each step.",
+        "step() has already been called since the last update().",
+    )
+
+
+def clipped_late(optimizer: Any) -> OrderError:
+    """Say that the gradients to be clipped are already used."""
+    return OrderError(
+        f"clip_grad_norm_() was called after step() of {type(optimizer).__name__}. "
+        "Its gradients are already used. Call clip_grad_norm_() before step().",
+        code="GS102",
+    )
+
+
+def nothing_to_update() -> OrderError:
+    """Say that no optimizer has stepped."""
+    return _order(
+        "update() was called although no optimizer stepped since the last one. There "
+        "is nothing to move the scale by. Call step(optimizer) first, or reset() to "
+        "abandon the iteration.",
+        "No inf checks were recorded prior to update.",
+    )
+
+
+def pickled_inside() -> OrderError:
+    """Say that an iteration is under way."""
+    return _order(
+        "The scaler was pickled or copied in the middle of an iteration. What the "
+        "optimizers have done so far would be lost. Do it after update().",
+        "A GradScaler instance may only be pickled at the beginning of an iteration, "
+        "or at the end after scaler.update().",
+    )
+
+
+def closure_given() -> OrderError:
+    """Say that a closure cannot be run."""
+    return OrderError(
+        "step() was given a closure. It would make gradients that are scaled and "
+        "unchecked, and apply them. Run the closure yourself before step(), and leave "
+        "it out here.",
+        code="GS108",
+        replaces="Closure use is not currently supported if GradScaler is enabled.",
+    )
+
+
+def _order(message: str, torch_says: str) -> OrderError:
+    return OrderError(message, code="GS102", replaces=torch_says)
 
 
 def tell_scheduler(optimizer: Any) -> None:
@@ -154,9 +236,9 @@ def report_late_backward(names: Sequence[str], as_error: bool) -> None:
     """Say that scaled gradients were added to unscaled ones."""
     listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     message = (
-        f"backward() added scaled gradients to unscaled ones in {listed}. Their sum is "
-        "neither, and the step will be wrong. Call unscale_() or clip_grad_norm_() "
-        "after the last backward of the iteration, or update() before the next."
+        "backward() added to gradients that were already unscaled or clipped: "
+        f"{listed}. Their sum is neither, and the step will be wrong. Call unscale_() "
+        "and clip_grad_norm_() after the last backward of the iteration."
     )
     if as_error:
         raise OrderError(message, code="GS104")

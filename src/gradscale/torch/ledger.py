@@ -38,6 +38,11 @@ class Account:
     row: Tensor
     tally: Tensor
 
+    def set_tally(self, applied: int, skipped: int) -> None:
+        """Set the counts in place."""
+        for place, count in enumerate((applied + skipped, applied, skipped)):
+            self.tally[place].fill_(count)
+
 
 @dataclass
 class Ledger:
@@ -66,11 +71,12 @@ class Ledger:
 
 def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Account:
     """Return an account that stands at these counts."""
-    counts = [applied + skipped, applied, skipped]
-    return Account(
+    account = Account(
         row=torch.zeros(len(ROW), device=device),
-        tally=torch.tensor(counts, dtype=torch.int64, device=device),
+        tally=torch.zeros(3, dtype=torch.int64, device=device),
     )
+    account.set_tally(applied, skipped)
+    return account
 
 
 def new_ledger(device: torch.device, scale: float, debt: int = 0) -> Ledger:

@@ -21,6 +21,10 @@ class Mailbox:
     def __init__(self) -> None:
         self._posted: deque[tuple[Tensor, torch.Event | None]] = deque()
 
+    def clear(self) -> None:
+        """Forget the facts that are on their way."""
+        self._posted.clear()
+
     def exchange(self, facts: Tensor) -> list[float] | None:
         """Post this step's facts; return those of `LAG` steps ago, if there are any.
 

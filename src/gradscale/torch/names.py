@@ -1,21 +1,21 @@
 """Names for parameters, for errors and culprits."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def names_of(params: Sequence[Tensor], sources: object = None) -> list[str]:
+def names_of(params: Sequence[Tensor], sources: Iterable[Any] = ()) -> list[str]:
     """Name parameters by the model's own names, else by group and index.
 
     Args:
         params: The parameters to name.
-        sources: Modules and optimizers to look in, in this order; None entries and
-            None itself are passed over.
+        sources: Modules and optimizers to look in, in this order; None is passed over.
     """
     known: dict[int, str] = {}
-    for source in sources if isinstance(sources, Iterable) else [sources]:
+    for source in sources:
         if isinstance(source, torch.nn.Module):
             for name, param in source.named_parameters():
                 known.setdefault(id(param), name)
@@ -24,7 +24,7 @@ def names_of(params: Sequence[Tensor], sources: object = None) -> list[str]:
     return [known.get(id(param), _described(param)) for param in params]
 
 
-def _name_by_place(known: dict[int, str], groups: Sequence[dict]) -> None:
+def _name_by_place(known: dict[int, str], groups: Sequence[dict[str, Any]]) -> None:
     for g, group in enumerate(groups):
         own = group.get("param_names")
         for i, param in enumerate(group["params"]):

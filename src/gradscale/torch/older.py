@@ -7,7 +7,7 @@ from gradscale.torch.scaler import GradScaler
 
 
 class OlderGradScaler(GradScaler):
-    """What `torch.cuda.amp.GradScaler` and `torch.cpu.amp.GradScaler` have in common."""
+    """What the classes of `torch.cuda.amp` and `torch.cpu.amp` have in common."""
 
     kind: ClassVar[str]
 

@@ -5,12 +5,16 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from gradscale.core.checkpoint import Saved, pack
+from gradscale.core.checkpoint import AnyPolicy, Saved, pack
 from gradscale.core.policies import DynamicScale
+from gradscale.errors import ConfigError
 from gradscale.torch.ledger import Ledger
 
 if TYPE_CHECKING:
     from gradscale.torch.scaler import GradScaler
+
+
+SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
 @dataclass
@@ -29,9 +33,11 @@ class Resumed:
         ledger.floor_steps.fill_(float(self.floor_steps))
         ledger.calibrated.fill_(float(self.calibrated))
         ledger.grown.fill_(float(self.grown))
-        applied, skipped = self.tallies[0] if self.tallies else (0, 0)
-        for place, count in enumerate((applied + skipped, applied, skipped)):
-            ledger.total.tally[place].fill_(count)
+        ledger.total.set_tally(*self.total())
+
+    def total(self) -> tuple[int, int]:
+        """Return the counts of the whole run."""
+        return self.tallies[0] if self.tallies else (0, 0)
 
     def next_tally(self, known: int) -> tuple[int, int]:
         """Return the counts of the optimizer that comes after `known` others."""
@@ -39,20 +45,37 @@ class Resumed:
         return own[known] if known < len(own) else (0, 0)
 
 
-def bounds_around(init_scale: Any) -> dict[str, float]:
-    """Return bounds that hold `init_scale`.
+def chosen(policy: AnyPolicy | None, moves: tuple[Any, Any, Any, Any]) -> AnyPolicy:
+    """Return the policy that the constructor's arguments ask for.
 
-    Torch knows no bounds, so a scale beyond the default ones is a choice to honour.
+    Args:
+        policy: The policy, if one was given.
+        moves: Torch's four settings. Torch knows no bounds: an initial scale beyond
+            the default ones is a choice, and the bounds are widened to hold it.
     """
-    if isinstance(init_scale, bool) or not isinstance(init_scale, Real):
-        return {}
-    if not 0.0 < init_scale < math.inf:
-        return {}
     default = DynamicScale()
-    return {
-        "min_scale": min(default.min_scale, init_scale),
-        "max_scale": max(default.max_scale, init_scale),
-    }
+    settings = dict(zip(SETTINGS, moves, strict=True))
+    if policy is not None:
+        if any(getattr(default, name) != value for name, value in settings.items()):
+            raise ConfigError(
+                f"Both policy={policy!r} and {settings} were given. Two sets of "
+                "settings cannot both be used. Put the settings into the policy, or "
+                "leave the policy out.",
+                code="GS101",
+            )
+        if not isinstance(policy, AnyPolicy):
+            raise ConfigError(
+                f"policy={policy!r} is a {type(policy).__name__}. The scaler needs "
+                "settings and a rule. Pass DynamicScale(), StaticScale(scale=...) or "
+                "NoScale().",
+                code="GS101",
+            )
+        return policy
+    first = settings["init_scale"]
+    if isinstance(first, Real) and 0.0 < float(first) < math.inf:
+        settings["min_scale"] = min(default.min_scale, float(first))
+        settings["max_scale"] = max(default.max_scale, float(first))
+    return DynamicScale(**settings)
 
 
 def saved_of(scaler: "GradScaler") -> Saved:
@@ -92,6 +115,8 @@ def _resumed(saved: Saved) -> Resumed:
 
 def load_into(scaler: "GradScaler", saved: Saved) -> None:
     """Take over a checkpoint that has been checked."""
+    # Facts on their way belong to the run that is left behind.
+    scaler._mailbox.clear()
     scaler._policy = saved.policy
     scaler._init_scale = saved.scale
     scaler._init_growth_tracker = saved.finite_steps
@@ -104,10 +129,7 @@ def load_into(scaler: "GradScaler", saved: Saved) -> None:
     if scaler._ledger is not None:
         scaler._resumed.enter(scaler._ledger)
         for place, account in enumerate(scaler._accounts.values()):
-            applied, skipped = scaler._resumed.next_tally(place)
-            counts = (applied + skipped, applied, skipped)
-            for field, count in enumerate(counts):
-                account.tally[field].fill_(count)
+            account.set_tally(*scaler._resumed.next_tally(place))
 
 
 def frozen(scaler: "GradScaler") -> dict[str, Any]:
@@ -121,6 +143,6 @@ def frozen(scaler: "GradScaler") -> dict[str, Any]:
     kept["_scale"] = kept["_growth_tracker"] = kept["_model"] = None
     for name in ("_ledger", "_accounts", "_open", "_settled", "_params_clip"):
         del kept[name]
-    for name in ("_mailbox", "_watchman"):
+    for name in ("_mailbox", "_watchman", "_disabled_book"):
         del kept[name]
     return kept

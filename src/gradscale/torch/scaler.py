@@ -1,12 +1,12 @@
 """The scaler users call: torch.amp.GradScaler's interface around the core's rule.
 
-Longer than other files because the interface is: every method of torch's class is
-here, for torch.compile refuses the inherited ones.
+Longer than other files because torch's interface is: torch.compile refuses methods
+that are inherited from torch.amp, so all of them stand here.
 """
 
 import warnings
+import weakref
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -18,28 +18,30 @@ from gradscale.core.checkpoint import AnyPolicy, torch_settings, unpack
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.core.verdicts import StepRecord
-from gradscale.errors import ConfigError, OrderError
+from gradscale.errors import ConfigError, ScaleCollapsed
 from gradscale.torch import guards, saving
 from gradscale.torch.agreement import agree
-from gradscale.torch.clipping import Clip, check_max_norm, clip_of, split_target
+from gradscale.torch.clipping import (
+    Clip,
+    check_max_norm,
+    clip_of,
+    clip_params_,
+    refuse_sharded,
+    split_target,
+)
 from gradscale.torch.counting import StepCount, postfix
 from gradscale.torch.devices import device_type, is_there, warn_disabled
 from gradscale.torch.fused import handed_over, is_fused, prepare_momentum, wants_scaler
-from gradscale.torch.gradients import combine_norms, gather, read
-from gradscale.torch.iteration import OpenStep, still_scaled
+from gradscale.torch.gradients import combine_norms, gather
+from gradscale.torch.iteration import OpenStep, unscale_once_
 from gradscale.torch.late_backward import watch_backward
-from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger, record_of
+from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
 from gradscale.torch.mailbox import Mailbox
 from gradscale.torch.names import names_of
+from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
 from gradscale.torch.scaling import loss_is_finite, map_outputs, times
-from gradscale.torch.settling import Part, settle, settle_idle
+from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 from gradscale.torch.unscaling import inverse, multiply_
-
-_NOT_SCALED = (
-    "Attempted {name} but {what} is None.  This may indicate your script did not use "
-    "scaler.scale(loss or outputs) earlier in the iteration."
-)
 
 
 def _fresh_state() -> dict[str, Any]:
@@ -84,7 +86,8 @@ class GradScaler(torch.amp.GradScaler):
             that what was written into them in between is checked too.
     """
 
-    # The base class would set these on the instance; here they follow the policy.
+    # The base class sets its attributes in its own __init__, without bounds and
+    # without checks: it is not called.
     def __init__(
         self,
         device: str | torch.device = "cuda",
@@ -103,22 +106,21 @@ class GradScaler(torch.amp.GradScaler):
         recheck: bool = False,
     ) -> None:
         self._device = device_type(device)
-        _check_choice("guard", guard, ("report", "raise"))
-        _check_choice("kernels", kernels, ("auto", "plain"))
+        guards.check_choice("guard", guard, ("report", "raise"))
+        guards.check_choice("kernels", kernels, ("auto", "plain"))
         self._enabled = bool(enabled)
         if self._enabled and not is_there(self._device):
             warn_disabled(self._device)
             self._enabled = False
         moves = (init_scale, growth_factor, backoff_factor, growth_interval)
-        self._policy = self._chosen(policy, moves) if self._enabled else NoScale()
+        self._policy = saving.chosen(policy, moves) if self._enabled else NoScale()
         self._guard = guard
         self._model = model
         self._process_group = process_group
         self._kernels = kernels
         self._allow_fp16 = allow_fp16
         self._recheck = recheck
-        first = self._policy.init_state()
-        self._init_scale: float = first.scale
+        self._init_scale: float = self._policy.init_state().scale
         self._init_growth_tracker = 0
         self._scale: Tensor | None = None
         self._growth_tracker: Tensor | None = None
@@ -133,36 +135,14 @@ class GradScaler(torch.amp.GradScaler):
         self._ledger: Ledger | None = None
         self._accounts: dict[int, Account] = {}
         self._open: dict[int, OpenStep] = {}
-        # The readings behind `last`, by optimizer; empty before the first update.
+        # The steps behind `last`; empty before the first update.
         self._settled: dict[int, OpenStep] = {}
         # A clip of bare parameters counts for every optimizer of the iteration.
         self._params_clip: Clip | None = None
         self._scaled_since_update = False
         self._mailbox = Mailbox()
         self._watchman = guards.Watchman()
-        self._disabled_steps = 0
-
-    @staticmethod
-    def _chosen(policy: AnyPolicy | None, moves: tuple[Any, ...]) -> AnyPolicy:
-        if policy is not None:
-            if moves != (2.0**16, 2.0, 0.5, 2000):
-                raise ConfigError(
-                    f"Both policy={policy!r} and scale settings {moves} were given. "
-                    "Two sets of settings cannot both be used. Put the settings into "
-                    "the policy, or leave the policy out.",
-                    code="GS101",
-                )
-            return policy
-        init_scale, growth_factor, backoff_factor, growth_interval = moves
-        return DynamicScale(
-            init_scale=init_scale,
-            growth_factor=growth_factor,
-            backoff_factor=backoff_factor,
-            growth_interval=growth_interval,
-            **saving.bounds_around(init_scale),
-        )
-
-    # --- scale -------------------------------------------------------------------
+        self._disabled_book = DisabledBook()
 
     def scale(self, outputs: Any) -> Any:
         """Return the outputs times the scale. No host sync.
@@ -178,9 +158,7 @@ class GradScaler(torch.amp.GradScaler):
     def _scale_one(self, output: Tensor) -> Tensor:
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(output.device)
-        scale, ledger = self._scale, self._ledger
-        if scale is None or ledger is None:
-            raise AssertionError("_scale should not be None after lazy init")
+        scale, ledger = self._books("scale")
         finite = loss_is_finite(output)
         if finite is not None:
             ledger.loss_finite.mul_(finite.to(scale.device, non_blocking=True))
@@ -188,7 +166,7 @@ class GradScaler(torch.amp.GradScaler):
         self._scaled_since_update = True
         scaled = times(output, scale)
         if _host_may_act():
-            watch_backward(scaled, self._unscaled_params, self._report_late_backward)
+            watch_backward(scaled, self._closed_params, self._report_late_backward)
         return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
@@ -202,19 +180,18 @@ class GradScaler(torch.amp.GradScaler):
         self._resumed.enter(self._ledger)
 
     def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
-        for what in ("_scale", "_growth_tracker"):
-            if getattr(self, what) is None:
-                raise OrderError(
-                    f"{funcname} came before the first scale(). The gradients cannot "
-                    "have been scaled. Call scaler.scale(loss).backward() first.",
-                    code="GS102",
-                    replaces=_NOT_SCALED.format(name=funcname, what=what),
-                )
-        assert self._scale is not None
-        assert self._growth_tracker is not None
-        return self._scale, self._growth_tracker
+        scale, tracker = self._scale, self._growth_tracker
+        if scale is None or tracker is None:
+            raise guards.not_scaled(
+                funcname, "_scale" if scale is None else "_growth_tracker"
+            )
+        return scale, tracker
 
-    # --- unscale and clip --------------------------------------------------------
+    def _books(self, funcname: str) -> tuple[Tensor, Ledger]:
+        """Return the scale and the ledger, which both come with the first loss."""
+        scale, _ = self._check_scale_growth_tracker(funcname)
+        assert self._ledger is not None
+        return scale, self._ledger
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide the optimizer's gradients by the scale, in place. No host sync.
@@ -225,46 +202,30 @@ class GradScaler(torch.amp.GradScaler):
             return
         self._check_scale_growth_tracker("unscale_")
         state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is OptState.UNSCALED:
-            raise _order(
-                "unscale_() was called twice for one optimizer in one step. The "
-                "gradients would be divided by the scale a second time. Call update() "
-                "between steps, or remove the second unscale_().",
-                "unscale_() has already been called on this optimizer since the last "
-                "update().",
-            )
-        if state["stage"] is OptState.STEPPED:
-            raise _order(
-                "unscale_() was called after step(), which has already unscaled the "
-                "gradients. Call unscale_() before step().",
-                "unscale_() is being called after step().",
-            )
-        multiplier = self._multiplier(self._open_step(optimizer))
-        found_inf = torch.zeros_like(multiplier)
+        if state["stage"] is not OptState.READY:
+            raise guards.unscaled_before(state["stage"] is OptState.STEPPED)
+        step = self._open_step(optimizer)
+        multiplier = self._multiplier(step)
         state["found_inf_per_device"] = self._unscale_grads_(
-            optimizer, multiplier, found_inf, self._allow_fp16
+            optimizer, multiplier, torch.zeros_like(multiplier), self._allow_fp16
         )
         state["stage"] = OptState.UNSCALED
+        if step.clip is not None:
+            step.clip = step.clip.applied()
 
     def _unscale_grads_(
-        self,
-        optimizer: Any,
-        inv_scale: Tensor,
-        found_inf: Tensor,
-        allow_fp16: bool,
+        self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
         """Read and multiply the gradients; return whether to skip, by device."""
         step = self._open_step(optimizer)
         found = self._look(step, inv_scale, found_inf, allow_fp16)
-        if step.gradients is None or not found:
-            return found
-        others = [other for other in self._open.values() if other is not step]
-        rest = still_scaled(step.gradients, others, self._names(optimizer))
-        multiply_(rest, inv_scale)
-        step.close()
+        if found:
+            others = [other for other in self._open.values() if other is not step]
+            unscale_once_(step, others, inv_scale)
+            step.close()
         return found
 
-    def _check_inf_per_device(self, optimizer: Any) -> dict[torch.device, Tensor]:
+    def _check_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
         """Read the gradients and write nothing; the optimizer itself unscales."""
         scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
         step = self._open_step(optimizer)
@@ -275,45 +236,14 @@ class GradScaler(torch.amp.GradScaler):
     def _look(
         self, step: OpenStep, multiplier: Tensor, found_inf: Tensor, allow_fp16: bool
     ) -> dict[torch.device, Tensor]:
-        """Read one optimizer's gradients once; return whether to skip, by device."""
-        self._read(step, allow_fp16, home=found_inf.device)
-        gradients, reading = step.gradients, step.reading
-        assert gradients is not None
-        if gradients.present == 0:
-            return {}
-        if reading is None:
-            found, amax = torch.zeros_like(found_inf), found_inf.reshape(())
-        else:
-            found, amax = reading.found(multiplier.reshape(())), reading.amax()
-        step.found = found
-        for clip in (step.clip, self._params_clip):
-            if clip is not None:
-                found = torch.maximum(found, clip.found)
-        found, step.amax = agree(found, amax, self._process_group, gradients.sharded)
-        found = torch.maximum(found_inf, found)
-        devices = {t.device for t in gradients.tensors} or {found.device}
-        return {device: found.to(device, non_blocking=True) for device in devices}
-
-    def _read(
-        self,
-        step: OpenStep,
-        allow_fp16: bool,
-        home: torch.device,
-        norm_type: float | None = None,
-    ) -> None:
-        """Bring the step's reading up to date; a reading that still holds is kept."""
-        params = (p for g in step.optimizer.param_groups for p in g["params"])
-        gradients = gather(
-            params, allow_fp16=allow_fp16, names=self._names(step.optimizer)
+        return step.look(
+            multiplier,
+            found_inf,
+            allow_fp16=allow_fp16,
+            params_clip=self._params_clip,
+            loss_finite=None if self._ledger is None else self._ledger.loss_finite,
+            group=self._process_group,
         )
-        step.gradients = gradients
-        held = step.reading
-        if held is not None and held.marks == gradients.marks and held.marks:
-            if norm_type is None:
-                return
-        step.reading = None
-        if gradients.tensors:
-            step.reading = read(gradients, home, norm_type)
 
     def _multiplier(self, step: OpenStep) -> Tensor:
         """Return what turns this step's gradients into unscaled and clipped ones."""
@@ -324,12 +254,10 @@ class GradScaler(torch.amp.GradScaler):
         """Return the scale that multiplied the loss of this optimizer's gradients.
 
         After an `update()` without a new `scale()`, that is the scale before the
-        update; but an optimizer that has stepped since then had its gradients from
-        elsewhere: from a replayed graph, or from a loss multiplied by hand.
+        update; but an optimizer that the update has closed must have its gradients
+        from elsewhere: from a replayed graph, or from a loss multiplied by hand.
         """
-        ledger, scale = self._ledger, self._scale
-        assert ledger is not None
-        assert scale is not None
+        scale, ledger = self._books("unscale_")
         if not self._scaled_since_update and id(optimizer) in self._settled:
             ledger.used_scale.copy_(scale)
         return ledger.used_scale
@@ -354,100 +282,78 @@ class GradScaler(torch.amp.GradScaler):
         max_norm, norm_type = check_max_norm(max_norm, norm_type)
         optimizers, params = split_target(target)
         if not self._enabled:
-            params += [
-                p for o in optimizers for g in o.param_groups for p in g["params"]
-            ]
+            groups = [group for opt in optimizers for group in opt.param_groups]
+            params += [param for group in groups for param in group["params"]]
             return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
-        scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         if params:
             return self._clip_params(params, max_norm, norm_type)
-        one = torch.ones_like(scale)
-        steps, factors, norms = [], [], []
+        return self._clip_optimizers(optimizers, max_norm, norm_type)
+
+    def _clip_optimizers(
+        self, optimizers: list[Any], max_norm: float, norm_type: float
+    ) -> Tensor:
+        scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
+        steps, norms = [], []
         for optimizer in optimizers:
             stage = self._per_optimizer_states[id(optimizer)]["stage"]
             if stage is OptState.STEPPED:
-                raise OrderError(
-                    f"clip_grad_norm_() was called after step() of "
-                    f"{type(optimizer).__name__}. Its gradients are already used. "
-                    "Call clip_grad_norm_() before step().",
-                    code="GS102",
-                )
-            step = self._open_step(optimizer)
+                raise guards.clipped_late(optimizer)
             ready = stage is OptState.READY
-            allowed = self._allow_fp16 or (ready and is_fused(optimizer))
-            self._read(step, allowed, scale.device, norm_type)
-            if step.reading is None or step.reading.norm is None:
-                continue
-            guards.refuse_sharded_norm(step.gradients, type(optimizer).__name__)
-            factor = self._multiplier(step) if ready else one
-            steps.append(step)
-            factors.append(factor)
-            norms.append(step.reading.norm * factor)
+            step = self._open_step(optimizer)
+            allow_fp16 = self._allow_fp16 or (ready and is_fused(optimizer))
+            gradients = step.read(
+                allow_fp16=allow_fp16, home=scale.device, norm_type=norm_type
+            )
+            refuse_sharded(gradients, type(optimizer).__name__)
+            if step.reading is not None and step.reading.norm is not None:
+                factor = self._multiplier(step) if ready else torch.ones_like(scale)
+                steps.append((step, factor))
+                norms.append(step.reading.norm * factor)
         if not norms:
-            return 0.0 * one
+            return torch.zeros_like(scale)
         norm = combine_norms(norms, norm_type)
-        for step, factor in zip(steps, factors, strict=True):
+        for step, factor in steps:
             self._clip_step(step, clip_of(norm, max_norm, factor))
         return norm.float()
 
     def _clip_step(self, step: OpenStep, clip: Clip) -> None:
         state = self._per_optimizer_states[id(step.optimizer)]
-        if step.clip is not None:
-            clip = clip._replace(
-                coef=clip.coef * step.clip.coef,
-                found=torch.maximum(clip.found, step.clip.found),
-            )
+        step.clip = clip.after(step.clip)
         if state["stage"] is OptState.READY:
-            step.clip = clip
             return
         assert step.gradients is not None
         multiply_(step.gradients.tensors, clip.coef)
+        step.clip = step.clip.applied()
         step.close()
-        step.clip = clip._replace(coef=torch.ones_like(clip.coef))
-        for device, found in state["found_inf_per_device"].items():
-            skip = torch.maximum(found, clip.found.to(device, non_blocking=True))
+        self._also_skip(step, clip.found)
+
+    def _also_skip(self, step: OpenStep, found: Tensor) -> None:
+        """Skip a step that was looked at before, if `found` says so on any rank."""
+        state = self._per_optimizer_states[id(step.optimizer)]
+        (found,) = agree((found,), self._process_group, False)
+        earlier = step.norm_found
+        step.norm_found = found if earlier is None else torch.maximum(found, earlier)
+        for device, flag in state["found_inf_per_device"].items():
+            skip = torch.maximum(flag, found.to(device, non_blocking=True))
             state["found_inf_per_device"][device] = skip
 
     def _clip_params(
         self, params: list[Tensor], max_norm: float, norm_type: float
     ) -> Tensor:
         """Clip bare parameters at once: no step is known to fold the clip into."""
-        scale, ledger = self._scale, self._ledger
-        assert scale is not None
-        assert ledger is not None
+        scale, ledger = self._books("clip_grad_norm_")
         gradients = gather(params, allow_fp16=True, names=(self._model,))
-        guards.refuse_sharded_norm(gradients, "clip_grad_norm_")
+        refuse_sharded(gradients, "clip_grad_norm_")
         if not gradients.tensors:
             return torch.zeros_like(scale)
-        closed = {id(p) for p in self._unscaled_params()}
+        unscaled = {id(param) for param in self._params_of(self._unscaled_steps())}
         inv_scale = inverse(ledger.used_scale)
-        norms, factors = [], []
-        for unscaled in (False, True):
-            here = [
-                i
-                for i, p in enumerate(gradients.params)
-                if (id(p) in closed) is unscaled
-            ]
-            if not here:
-                continue
-            part = gradients._replace(tensors=[gradients.tensors[i] for i in here])
-            norm = read(part, scale.device, norm_type).norm
-            assert norm is not None
-            factors.append(torch.ones_like(inv_scale) if unscaled else inv_scale)
-            norms.append(norm * factors[-1])
-        norm = combine_norms(norms, norm_type)
-        clip = clip_of(norm, max_norm, torch.stack(factors).amin())
-        multiply_(gradients.tensors, clip.coef)
-        for step in self._open.values():
-            if step.versions is not None:
-                step.close()
-        if self._params_clip is not None:
-            found = torch.maximum(clip.found, self._params_clip.found)
-            clip = clip._replace(found=found)
-        self._params_clip = clip
+        clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type)
+        for step in self._unscaled_steps():
+            step.close()
+            self._also_skip(step, clip.found)
+        self._params_clip = clip.after(self._params_clip)
         return clip.norm
-
-    # --- step --------------------------------------------------------------------
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> float | None:
         """Step the optimizer if its gradients are finite, else leave all untouched.
@@ -458,29 +364,19 @@ class GradScaler(torch.amp.GradScaler):
             What `optimizer.step` returned, or None if it was not called.
         """
         if not self._enabled:
-            self._disabled_steps += 1
+            self._disabled_book.step(optimizer)
             return optimizer.step(*args, **kwargs)
         if (args and callable(args[0])) or kwargs.get("closure") is not None:
-            raise OrderError(
-                "step() was given a closure. It would run backward on scaled "
-                "gradients, or after they were checked. Run the closure yourself "
-                "before step(), and leave it out here.",
-                code="GS108",
-                replaces="Closure use is not currently supported if GradScaler is "
-                "enabled.",
-            )
+            raise guards.closure_given()
         kwargs.pop("closure", None)
         self._check_scale_growth_tracker("step")
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
-            raise _order(
-                "step() was called twice for one optimizer. The second one would "
-                "apply the same gradients again. Call update() after each step.",
-                "step() has already been called since the last update().",
-            )
+            raise guards.stepped_before()
         if is_fused(optimizer) and wants_scaler(optimizer):
-            return self._step_older_protocol(optimizer, state, args, kwargs)
-        returned = self._step_checked(optimizer, state, args, kwargs)
+            returned = self._step_older_protocol(optimizer, args, kwargs)
+        else:
+            returned = self._step_checked(optimizer, state, args, kwargs)
         state["stage"] = OptState.STEPPED
         return returned
 
@@ -492,8 +388,11 @@ class GradScaler(torch.amp.GradScaler):
         if state["stage"] is OptState.UNSCALED:
             if self._recheck:
                 self._look_again(step, state)
-        elif fused and not self._shares_gradients(step):
+        elif fused and not step.shares_with(self._open.values()):
             self._check_inf_per_device(optimizer)
+            if step.gradients is not None and step.gradients.shared:
+                # The kernel would divide one memory twice.
+                self.unscale_(optimizer)
         else:
             self.unscale_(optimizer)
         if not state["found_inf_per_device"]:
@@ -505,14 +404,15 @@ class GradScaler(torch.amp.GradScaler):
         if prepare_momentum(optimizer) and found_inf.item():
             guards.tell_scheduler(optimizer)
             return None
-        grad_scale = None
+        grad_scale = leftover = None
         if state["stage"] is OptState.READY:
             grad_scale = self._scale_behind(optimizer)
+            leftover = torch.where(found_inf == 0.0, 1.0, inverse(grad_scale))
             if step.clip is not None:
                 grad_scale = grad_scale / step.clip.coef
         with handed_over(optimizer, grad_scale, found_inf):
             returned = optimizer.step(*args, **kwargs)
-        step.close()
+        step.close(leftover)
         return returned
 
     def _maybe_opt_step(
@@ -524,8 +424,9 @@ class GradScaler(torch.amp.GradScaler):
         return optimizer.step(*args, **kwargs)
 
     def _step_older_protocol(
-        self, optimizer: Any, state: dict[str, Any], args: Any, kwargs: Any
+        self, optimizer: Any, args: Any, kwargs: Any
     ) -> float | None:
+        # The words of torch: filters out there match them.
         warnings.warn(
             "GradScaler is going to stop passing itself as a keyword argument to the "
             "passed optimizer. In the near future GradScaler registers `grad_scale: "
@@ -534,60 +435,42 @@ class GradScaler(torch.amp.GradScaler):
             FutureWarning,
             stacklevel=3,
         )
-        returned = optimizer.step(*args, grad_scaler=self, **kwargs)
-        state["stage"] = OptState.STEPPED
-        return returned
+        return optimizer.step(*args, grad_scaler=self, **kwargs)
 
     def _look_again(self, step: OpenStep, state: dict[str, Any]) -> None:
-        one = torch.ones_like(self._skip(state))
-        held = step.amax
-        again = self._look(step, one, self._skip(state), True)
-        # The largest *scaled* magnitude stays the one of the first look.
-        step.amax = held
+        skip, found, amax = self._skip(state), step.found, step.amax
+        again = self._look(step, torch.ones_like(skip), skip, True)
+        # `amax` is of the scaled gradients: the first look's.
+        step.amax = amax
+        if found is not None and step.found is not None:
+            step.found = torch.maximum(found, step.found)
         state["found_inf_per_device"] = again
-
-    def _shares_gradients(self, step: OpenStep) -> bool:
-        others = [o for o in self._open.values() if o.versions is not None]
-        if not others:
-            return False
-        mine = {id(p) for g in step.optimizer.param_groups for p in g["params"]}
-        return any(id(p) in mine for o in others for p in o.gradients.params)
 
     def _skip(self, state: dict[str, Any]) -> Tensor:
         """Return f32[], exactly 0 or 1, from the flags of all devices."""
-        assert self._scale is not None
+        scale, _ = self._check_scale_growth_tracker("step")
         flags = [
-            flag.reshape(()).to(self._scale.device, non_blocking=True)
+            flag.reshape(()).to(scale.device, non_blocking=True)
             for flag in state["found_inf_per_device"].values()
         ]
         skip = flags[0] if len(flags) == 1 else torch.stack(flags).amax()
         return (skip != 0.0).float()
 
-    # --- update ------------------------------------------------------------------
-
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Move the scale and end the step. No host sync.
 
         Args:
-            new_scale: Taken instead of the rule's. A number out of the policy's bounds
-                is refused; a tensor is not read on the host: out of the bounds, it is
-                ignored and reported two steps later.
+            new_scale: Taken instead of the rule's. A number outside the policy's
+                bounds is refused. A tensor on a device is not read on the host:
+                outside the bounds, it is ignored and reported two steps later.
         """
         if not self._enabled:
+            self._disabled_book.update()
             return
-        scale, _ = self._check_scale_growth_tracker("update")
+        scale, ledger = self._books("update")
         forced = guards.checked_scale(new_scale, self._policy, self._device, scale)
         parts, idle = self._parts()
-        if not parts and not idle and forced is None:
-            raise _order(
-                "update() was called although no optimizer stepped since the last "
-                "one. There is nothing to move the scale by. Call step(optimizer) "
-                "first, or reset() to abandon the iteration.",
-                "No inf checks were recorded prior to update.",
-            )
-        ledger = self._ledger
-        assert ledger is not None
-        if parts or forced is not None:
+        if parts:
             settle(
                 self._policy,
                 self._state(),
@@ -596,47 +479,54 @@ class GradScaler(torch.amp.GradScaler):
                 hold_on_bad_loss=self._guard == "raise",
                 forced_scale=forced,
             )
-        if not parts and idle:
-            settle_idle(ledger, [self._accounts[key] for key in idle])
-        self._end_iteration()
-        if _host_may_act():
-            late = self._mailbox.exchange(ledger.total.row)
-            if late is not None:
-                self._watchman.act(late, self._policy, lambda: self.last)
-
-    def _parts(self) -> tuple[list[Part], list[int]]:
-        """Return what each optimizer contributes, and the keys of the idle ones."""
-        parts, idle = [], []
-        for key, state in self._per_optimizer_states.items():
-            if not state["found_inf_per_device"]:
-                if state["stage"] is not OptState.READY and key in self._open:
-                    idle.append(key)
-                continue
-            step = self._open.get(key, OpenStep(None))
-            clip = step.clip or self._params_clip
-            skip = self._skip(state)
-            parts.append(
-                Part(
-                    account=self._account(key),
-                    stepped=state["stage"] is OptState.STEPPED,
-                    skip=skip,
-                    found=skip if step.found is None else step.found.reshape(()),
-                    norm_found=None if clip is None else clip.found,
-                    norm=None if clip is None else clip.norm,
-                    amax=step.amax,
-                )
-            )
-        return parts, idle
-
-    def _end_iteration(self) -> None:
+        elif forced is not None:
+            force_scale(self._policy, self._state(), ledger, forced)
+        elif not idle:
+            raise guards.nothing_to_update()
+        if idle:
+            everyone = [] if parts else [ledger.total]
+            settle_idle(ledger, everyone + [self._account(key) for key in idle])
         self._settled = {
-            key: self._open.get(key, OpenStep(None))
-            for key in self._per_optimizer_states
+            key: self._open.get(key, OpenStep()) for key in self._per_optimizer_states
         }
         for step in self._settled.values():
             # Only the reading is looked at later: let go of the gradients.
             step.gradients = None
         self._forget()
+        if (parts or idle) and _host_may_act():
+            self._act_on_late_facts(self._mailbox.exchange(ledger.total.row))
+
+    def _act_on_late_facts(self, late: list[float] | None) -> None:
+        if late is None:
+            return
+        try:
+            self._watchman.act(late, self._policy, lambda: self.last)
+        except ScaleCollapsed:
+            # Who catches it goes on: what is on its way must not raise again.
+            self._mailbox.clear()
+            raise
+
+    def _parts(self) -> tuple[list[Part], list[int]]:
+        """Return what each optimizer contributes, and the keys of the idle ones."""
+        parts, idle = [], []
+        for key, state in self._per_optimizer_states.items():
+            if state["found_inf_per_device"]:
+                step = self._open.get(key, OpenStep())
+                clip = self._params_clip if step.clip is None else step.clip
+                skip = self._skip(state)
+                part = Part(
+                    account=self._account(key),
+                    stepped=state["stage"] is OptState.STEPPED,
+                    skip=skip,
+                    found=skip if step.found is None else step.found,
+                    norm_found=step.norm_found,
+                    norm=None if clip is None else clip.norm,
+                    amax=step.amax,
+                )
+                parts.append(part)
+            elif state["stage"] is not OptState.READY and key in self._open:
+                idle.append(key)
+        return parts, idle
 
     def _forget(self) -> None:
         self._per_optimizer_states = defaultdict(_fresh_state)
@@ -654,15 +544,12 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             return
-        if optimizer is not None:
-            self._per_optimizer_states.pop(id(optimizer), None)
-            self._open.pop(id(optimizer), None)
+        self._per_optimizer_states.pop(id(optimizer), None)
+        self._open.pop(id(optimizer), None)
         if optimizer is None or not self._open:
             self._forget()
             if self._ledger is not None:
                 self._ledger.loss_finite.fill_(1.0)
-
-    # --- what became of it -------------------------------------------------------
 
     @property
     def last(self) -> StepOutcome | None:
@@ -672,62 +559,30 @@ class GradScaler(torch.amp.GradScaler):
         of one optimizer.
         """
         if not self._enabled:
-            done = StepRecord(self._disabled_steps, 1.0, applied=True, finite=True)
-            return StepOutcome(lambda: done, tuple) if self._disabled_steps else None
+            return self._disabled_book.outcome()
         if self._ledger is None or not self._settled:
             return None
-        settled = self._settled
-        parts = {
-            key: self._outcome(self._accounts[key], [step])
-            for key, step in settled.items()
-            if key in self._accounts
-        }
-        whole = self._outcome(self._ledger.total, list(settled.values()))
-        return StepOutcome(whole._read_record, whole._read_culprits, parts)
-
-    def _outcome(self, account: Account, steps: list[OpenStep]) -> StepOutcome:
-        # Copies: the next update writes into the same tensors.
-        row, tally = account.row.clone(), account.tally.clone()
-
-        def culprits() -> tuple[str, ...]:
-            return tuple(
-                name
-                for step in steps
-                if step.reading is not None
-                for name in names_of(
-                    step.reading.culprits(), self._names(step.optimizer)
-                )
-            )
-
-        return StepOutcome(
-            lambda: record_of(row.tolist(), int(tally[0].item())), culprits
-        )
-
-    def _count(self, place: int) -> StepCount:
-        if not self._enabled:
-            return StepCount(self._disabled_steps if place == 1 else 0, {})
-        if self._ledger is None:
-            total = self._resumed.tallies[0] if self._resumed.tallies else (0, 0)
-            return StepCount(total[place - 1], {})
-        each = {key: int(a.tally[place].item()) for key, a in self._accounts.items()}
-        return StepCount(int(self._ledger.total.tally[place].item()), each)
+        return outcome_of(self._ledger.total, self._accounts, self._settled)
 
     @property
     def applied_steps(self) -> StepCount:
         """How many steps were taken; `applied_steps[optimizer]` for one. Syncs."""
-        return self._count(1)
+        return self._count(1) if self._enabled else self._disabled_book.applied()
 
     @property
     def skipped_steps(self) -> StepCount:
         """How many steps were skipped; `skipped_steps[optimizer]` for one. Syncs."""
-        return self._count(2)
+        return self._count(2) if self._enabled else StepCount(0, {})
+
+    def _count(self, place: int) -> StepCount:
+        if self._ledger is None:
+            return StepCount(self._resumed.total()[place - 1], {})
+        return count_of(self._ledger.total, self._accounts, place)
 
     def postfix(self) -> str:
         """Return the scale and the skips for a progress bar. Syncs."""
         skipped = self.skipped_steps
         return postfix(self.get_scale(), skipped, skipped + self.applied_steps)
-
-    # --- settings, checkpoints ---------------------------------------------------
 
     @property
     def policy(self) -> AnyPolicy:
@@ -779,6 +634,8 @@ class GradScaler(torch.amp.GradScaler):
         return self._enabled
 
     def _set_move(self, **setting: Any) -> None:
+        if not self._enabled:
+            return
         if not isinstance(self._policy, DynamicScale):
             raise ConfigError(
                 f"{setting} was set on a scaler with {self._policy!r}, whose scale "
@@ -787,7 +644,7 @@ class GradScaler(torch.amp.GradScaler):
             )
         self._policy = replace(self._policy, **setting)
 
-    # Names of torch's class that public code reads and writes.
+    # Attributes of torch's class that public code reads and writes.
     _growth_factor = property(
         lambda self: torch_settings(self._policy)[0],
         lambda self, value: self._set_move(growth_factor=value),
@@ -820,74 +677,70 @@ class GradScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         if self._enabled and self._per_optimizer_states:
-            raise _order(
-                "The scaler was pickled or copied in the middle of an iteration. What "
-                "the optimizers have done so far would be lost. Do it after update().",
-                "A GradScaler instance may only be pickled at the beginning of an "
-                "iteration, or at the end after scaler.update().",
-            )
+            raise guards.pickled_inside()
         return saving.frozen(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._begin()
 
-    # --- the rest ----------------------------------------------------------------
-
-    def _found_inf_per_device(self, optimizer: Any) -> dict[torch.device, Tensor]:
+    def _found_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
         return self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
 
     def _state(self) -> FixedState | ScaleState:
         """Return the tensors that hold the policy's state."""
-        ledger = self._ledger
-        assert ledger is not None
+        scale, ledger = self._books("update")
         if isinstance(self._policy, DynamicScale):
-            return ScaleState(self._scale, self._growth_tracker, ledger.debt)
-        return FixedState(self._scale)
+            return ScaleState(scale, self._growth_tracker, ledger.debt)
+        return FixedState(scale)
 
     def _open_step(self, optimizer: Any) -> OpenStep:
         key = id(optimizer)
         if key not in self._open:
-            self._open[key] = OpenStep(optimizer)
-            if self._ledger is not None:
-                self._account(key)
+            self._open[key] = OpenStep(optimizer, (self._model, optimizer))
+            if key not in self._accounts and not torch.compiler.is_compiling():
+                # The key is an address: it dies with the optimizer.
+                weakref.finalize(optimizer, self._accounts.pop, key, None)
         return self._open[key]
 
     def _account(self, key: int) -> Account:
         if key not in self._accounts:
-            assert self._ledger is not None
+            _, ledger = self._books("update")
             counts = self._resumed.next_tally(len(self._accounts))
-            self._accounts[key] = new_account(self._ledger.debt.device, *counts)
+            self._accounts[key] = new_account(ledger.debt.device, *counts)
         return self._accounts[key]
 
-    def _names(self, optimizer: Any) -> tuple[Any, ...]:
-        return (self._model, optimizer)
-
-    def _unscaled_params(self) -> list[Tensor]:
+    def _unscaled_steps(self) -> list[OpenStep]:
         return [
-            param
+            step
             for key, step in self._open.items()
             if self._per_optimizer_states[key]["stage"] is OptState.UNSCALED
-            and step.gradients is not None
+        ]
+
+    def _clipped_steps(self) -> list[OpenStep]:
+        """Return the steps whose clip waits to be folded in."""
+        return [
+            step
+            for key, step in self._open.items()
+            if self._per_optimizer_states[key]["stage"] is OptState.READY
+            and step.clip is not None
+        ]
+
+    def _params_of(self, steps: list[OpenStep]) -> list[Tensor]:
+        return [
+            param
+            for step in steps
+            if step.gradients is not None
             for param in step.gradients.params
         ]
+
+    def _closed_params(self) -> list[Tensor]:
+        """Return the parameters to whose gradients no backward should add."""
+        return self._params_of(self._unscaled_steps() + self._clipped_steps())
 
     def _report_late_backward(self, params: list[Tensor]) -> None:
         sources = [self._model, *(step.optimizer for step in self._open.values())]
         guards.report_late_backward(names_of(params, sources), self._guard == "raise")
-
-
-def _order(message: str, torch_says: str) -> OrderError:
-    return OrderError(message, code="GS102", replaces=torch_says)
-
-
-def _check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise ConfigError(
-            f"{name}={value!r} is not one of {', '.join(map(repr, choices))}. "
-            "Nothing would answer to it. Pass one of these, or leave it out.",
-            code="GS101",
-        )
 
 
 def _host_may_act() -> bool:

@@ -23,8 +23,8 @@ def times(output: Tensor, scale: Tensor) -> Tensor:
 
 
 def loss_is_finite(output: Tensor) -> Tensor | None:
-    """Return bool[], or None if the output is too large to be looked at."""
-    if output.numel() > LARGEST_LOSS:
+    """Return bool[], or None if the output is too large, or sparse."""
+    if output.numel() > LARGEST_LOSS or output.layout is not torch.strided:
         return None
     return torch.isfinite(output.detach()).all()
 

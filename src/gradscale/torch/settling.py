@@ -1,7 +1,7 @@
 """The end of a step: facts in, the next state and the step's rows out, in place."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,7 +60,8 @@ def settle(
         loss_finite=ledger.loss_finite > 0.0,
     )
     if forced_scale is None:
-        moved = policy.next_state(state, seen, torch.where)
+        # mypy cannot see that the state is of the policy's own type.
+        moved: Any = policy.next_state(state, seen, torch.where)  # type: ignore[arg-type]
         if hold_on_bad_loss:
             moved = _hold(moved, state, seen.loss_finite)
     else:
@@ -75,11 +76,18 @@ def settle(
         kept.copy_(value)
 
 
+def force_scale(
+    policy: AnyPolicy, state: FixedState | ScaleState, ledger: Ledger, scale: Tensor
+) -> None:
+    """Set the scale without a step. No host sync."""
+    state.scale.copy_(_forced(policy, state, ledger, scale).scale)
+
+
 def settle_idle(ledger: Ledger, accounts: Sequence[Account]) -> None:
-    """Write the rows of a step in which no gradient was there. No host sync."""
+    """Write the rows of those for whom no gradient was there. No host sync."""
     one = torch.ones_like(ledger.used_scale)
     row = _row(ledger, 0.0 * one, one, one, 0.0 * one, 0.0 * one, -one)
-    for account in (ledger.total, *accounts):
+    for account in accounts:
         account.row.copy_(row)
         account.tally[0].add_(1)
 

@@ -1,0 +1,708 @@
+"""The catalogue: one entry for each code a user can see.
+
+Longer than other files because it is a table of texts, and one table is easier to
+search than four.
+"""
+
+from dataclasses import dataclass
+
+SECTIONS = {
+    "GS0": "Normal",
+    "GS1": "Wrong use",
+    "GS2": "Numeric trouble",
+    "GS3": "State and resume",
+}
+# What every example takes for granted.
+GIVEN = (
+    "model, optimizer, batch and batches are there; scaler is "
+    'gradscale.torch.GradScaler("cuda", model=model); loss_of(batch) runs the model '
+    "under float16 autocast and returns the loss."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One code: what it means and what to do about it.
+
+    Attributes:
+        code: GS and three digits; the first digit is the section.
+        name: The code in words, in kebab case.
+        summary: One sentence without a full stop.
+        meaning: What it means.
+        why: Why it is bad, or why it is not.
+        example: Python that leads to it.
+        instead: Python that does the same and does not lead to it; empty if no other
+            code would help.
+        advice: What to do, in the order in which to try.
+        references: Addresses of pages that tell more.
+    """
+
+    code: str
+    name: str
+    summary: str
+    meaning: str
+    why: str
+    example: str
+    instead: str = ""
+    advice: tuple[str, ...]
+    references: tuple[str, ...] = ()
+
+    @property
+    def section(self) -> str:
+        """The title of the section the code belongs to."""
+        return SECTIONS[self.code[:3]]
+
+
+_AMP_EXAMPLES = "https://docs.pytorch.org/docs/stable/notes/amp_examples.html"
+
+CATALOGUE = (
+    Entry(
+        code="GS000",
+        name="ok",
+        summary="The step was finite",
+        meaning=(
+            "The loss and every gradient were finite, and so was the gradient norm if "
+            "one was asked for."
+        ),
+        why="It is not. This is what nearly every step of a healthy run looks like.",
+        example="""\
+scaler.scale(loss_of(batch)).backward()
+scaler.step(optimizer)
+scaler.update()
+print(scaler.last.verdict)  # ok
+""",
+        advice=("Nothing.",),
+    ),
+    Entry(
+        code="GS002",
+        name="calibrating",
+        summary="The scale started too high and is coming down",
+        meaning=(
+            "No step has been finite yet. Each step that is not finite is skipped and "
+            "backs the scale off, until the first one fits. This is how the scale "
+            "finds its place at the start of a run."
+        ),
+        why=(
+            "It is not, as long as it ends. Each halving costs one batch: from 2^16 "
+            "usually none to a few, from 2^32 about sixteen more. The weights are "
+            "untouched."
+        ),
+        example="""\
+scaler = GradScaler("cuda", init_scale=2.0**32)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    print(scaler.last)  # calibrating, calibrating, ..., ok
+""",
+        instead="""\
+scaler = GradScaler("cuda", init_scale=2.0**10)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Wait for the first applied step.",
+            "If the skips at the start bother you, pass a lower init_scale; "
+            "get_scale() at the end of an earlier run is a good one.",
+            "If forty steps pass without an applied one, the scale is not the cause. "
+            "Look at scaler.last.culprits; GS202 is what comes next.",
+        ),
+    ),
+    Entry(
+        code="GS003",
+        name="probing",
+        summary="The scale was raised one step ago and turned out too high",
+        meaning=(
+            "After growth_interval finite steps in a row the scale is raised to see "
+            "whether more of the float16 range can be used. Here it could not: this "
+            "step is skipped and the scale backs off again."
+        ),
+        why=(
+            "It is not. It costs one batch in growth_interval, one in 2000 by default, "
+            "and keeps the scale as high as the gradients allow."
+        ),
+        example="""\
+scaler = GradScaler("cuda", growth_interval=1)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    print(scaler.last)  # ok, ok, ..., probing
+""",
+        advice=(
+            "Nothing.",
+            "If steps are dear, as with very large batches, pass a longer "
+            "growth_interval, or keep a scale that is known to fit with StaticScale.",
+        ),
+    ),
+    Entry(
+        code="GS101",
+        name="setting-cannot-work",
+        summary="A setting or an argument can never work",
+        meaning=(
+            "A value was refused when it was given: a factor that moves the scale the "
+            "wrong way, bounds that exclude each other, a scale that is no usable "
+            "float32, two sets of settings at once. The message names the argument and "
+            "its value."
+        ),
+        why=(
+            "Taken as it is, the scale would stand still, reach 0 or infinity, or "
+            "leave its bounds, many steps later and without a word."
+        ),
+        example="""\
+DynamicScale(growth_factor=1.0)
+""",
+        instead="""\
+DynamicScale(growth_factor=2.0)
+StaticScale(scale=1024.0)  # if the scale shall not move
+""",
+        advice=(
+            "Change the argument that the message names.",
+            "When in doubt leave it out: the defaults are those of "
+            "torch.amp.GradScaler.",
+            "To use a scale beyond the bounds, move the bounds: "
+            "policy=DynamicScale(init_scale=..., min_scale=..., max_scale=...).",
+        ),
+    ),
+    Entry(
+        code="GS102",
+        name="call-order",
+        summary="A method was called at a moment when it cannot be right",
+        meaning=(
+            "One iteration is scale, backward, unscale_ if the gradients are needed "
+            "unscaled, step, update. Each optimizer is unscaled and stepped at most "
+            "once between two updates. Torch's words for this are kept: «unscale_() "
+            "has already been called on this optimizer since the last update()», «No "
+            "inf checks were recorded prior to update», and others."
+        ),
+        why=(
+            "Gradients would be divided by the scale twice or not at all, or be "
+            "applied twice. The training would go on and the result would be wrong."
+        ),
+        example="""\
+scaler.scale(loss_of(batch)).backward()
+scaler.unscale_(optimizer)
+scaler.unscale_(optimizer)  # the gradients would be divided twice
+""",
+        instead="""\
+optimizer.zero_grad()
+scaler.scale(loss_of(batch)).backward()
+scaler.unscale_(optimizer)
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+scaler.step(optimizer)
+scaler.update()
+""",
+        advice=(
+            "Bring the calls into the order above; update() comes last, once for all "
+            "optimizers.",
+            "To clip, call scaler.clip_grad_norm_(optimizer, max_norm): it is right "
+            "before and after unscale_.",
+            "When an iteration is abandoned half-way, by an exception or a continue, "
+            "call scaler.reset().",
+        ),
+        references=(_AMP_EXAMPLES,),
+    ),
+    Entry(
+        code="GS103",
+        name="no-gradients",
+        summary="No parameter of an optimizer has a gradient",
+        meaning=(
+            "step() found nothing to do: every .grad of the optimizer is None. The "
+            "step is left out and the scale stays. Where torch raises «No inf checks "
+            "were recorded prior to update», this is a warning, once for each "
+            "optimizer."
+        ),
+        why=(
+            "In a branch that is not used in this iteration, it is not. In every "
+            "iteration, it means that nothing is learned: the parameters are frozen, "
+            "not part of the loss, or belong to a model that has been replaced."
+        ),
+        example="""\
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model = torch.nn.Linear(4, 1)  # the optimizer still holds the old one
+scaler.scale(model(batch).mean()).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        instead="""\
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler.scale(model(batch).mean()).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        advice=(
+            "Check requires_grad of the parameters, and that the loss depends on them.",
+            "Make the optimizer after the model has been moved, wrapped or replaced.",
+            "With several optimizers, call step() only for those whose loss was used.",
+        ),
+    ),
+    Entry(
+        code="GS104",
+        name="backward-after-unscale",
+        summary="backward() added scaled gradients to unscaled ones",
+        meaning=(
+            "The gradients of an optimizer had been unscaled in this iteration when "
+            "another backward pass added to them. A warning; an error with "
+            'guard="raise".'
+        ),
+        why=(
+            "The sum is neither scaled nor unscaled. With a scale of 2^16 the second "
+            "part weighs 65536 times too much, and the step is wrong."
+        ),
+        example="""\
+scaler.scale(loss_of(batch)).backward()
+scaler.unscale_(optimizer)
+scaler.scale(loss_of(batch)).backward()
+""",
+        instead="""\
+scaler.scale(loss_of(batch) / 2).backward()
+scaler.scale(loss_of(batch) / 2).backward()
+scaler.unscale_(optimizer)
+scaler.step(optimizer)
+scaler.update()
+""",
+        advice=(
+            "When accumulating gradients, call unscale_() or clip_grad_norm_(), then "
+            "step() and update(), only after the last backward pass.",
+            "If the two passes belong to two iterations, call update() and zero_grad() "
+            "between them.",
+        ),
+        references=(_AMP_EXAMPLES,),
+    ),
+    Entry(
+        code="GS105",
+        name="fp16-gradients",
+        summary="The gradients to be unscaled are float16",
+        meaning=(
+            "Trainable parameters are float16, so their gradients are too. This is "
+            "torch's «Attempting to unscale FP16 gradients.», with the parameters "
+            "named. The usual way to get here is a checkpoint loaded in float16 and "
+            "then trained, whole or with LoRA."
+        ),
+        why=(
+            "Divided by the scale, small float16 gradients become 0: what the scale "
+            "has saved is lost. And a float16 weight does not change when the update "
+            "is smaller than about a thousandth of it."
+        ),
+        example="""\
+model.half()
+scaler.scale(model(batch.half()).float().mean()).backward()
+scaler.unscale_(optimizer)
+""",
+        instead="""\
+for param in model.parameters():
+    if param.requires_grad:
+        param.data = param.data.float()
+with torch.autocast("cuda", torch.float16):
+    loss = model(batch).float().mean()
+scaler.scale(loss).backward()
+scaler.unscale_(optimizer)
+""",
+        advice=(
+            "Keep the trainable parameters in float32 and compute under "
+            "torch.autocast. Frozen parameters may stay in float16.",
+            "Cast before the optimizer is made if it keeps copies of the weights.",
+            "If the optimizer has float32 master weights of its own, pass "
+            "allow_fp16=True to GradScaler.",
+        ),
+        references=(
+            "https://huggingface.co/docs/peft/main/en/developer_guides/troubleshooting",
+        ),
+    ),
+    Entry(
+        code="GS106",
+        name="gradient-cannot-be-unscaled",
+        summary="A gradient cannot be read or unscaled without a wrong result",
+        meaning=(
+            "A gradient has a dtype or a layout that cannot be multiplied in place, "
+            "overlaps another one's memory, is one rank's part of a norm that only all "
+            "ranks know, or was unscaled with one optimizer and changed before another "
+            "one took it. The message names the parameter."
+        ),
+        why=(
+            "Unscaled anyway, some elements would be divided twice or not at all, or "
+            "the clip would be too weak."
+        ),
+        example="""\
+first = torch.optim.SGD(model.parameters(), lr=0.1)
+second = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler.scale(loss_of(batch)).backward()
+scaler.unscale_(first)
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+scaler.unscale_(second)  # is this gradient scaled or not?
+""",
+        instead="""\
+first = torch.optim.SGD([model.weight], lr=0.1)
+second = torch.optim.SGD([model.bias], lr=0.1)
+scaler.scale(loss_of(batch)).backward()
+scaler.clip_grad_norm_([first, second], max_norm=1.0)
+scaler.step(first)
+scaler.step(second)
+scaler.update()
+""",
+        advice=(
+            "Give each parameter to one optimizer, and each parameter a dense gradient "
+            "of its own in float16, bfloat16, float32, float64 or a complex type.",
+            "For a norm over DTensor gradients call unscale_() and then "
+            "torch.nn.utils.clip_grad_norm_(), which reduces over the mesh.",
+        ),
+    ),
+    Entry(
+        code="GS107",
+        name="device-not-usable",
+        summary="The device is missing here or is not a device",
+        meaning=(
+            "Either the first argument of GradScaler is not the name of a device, for "
+            "example a number in the place where older scalers took init_scale: an "
+            "error. Or the device exists and this machine has none: a warning, and the "
+            "scaler turns itself off. Without CUDA the warning has torch's words: "
+            "«torch.cuda.amp.GradScaler is enabled, but CUDA is not available. "
+            "Disabling.»"
+        ),
+        why=(
+            "A scaler that is off neither scales nor checks. Float16 gradients "
+            "underflow, and steps that are not finite reach the weights."
+        ),
+        example="""\
+scaler = GradScaler(1024.0)
+""",
+        instead="""\
+scaler = GradScaler("cuda", init_scale=1024.0)
+""",
+        advice=(
+            "Name the device first: GradScaler('cuda', init_scale=...). The older "
+            "signature is gradscale.torch.cuda.amp.GradScaler(1024.0).",
+            "To scale on the CPU pass 'cpu'.",
+            "To train without scaling on purpose pass enabled=False, and the warning "
+            "is gone.",
+        ),
+    ),
+    Entry(
+        code="GS108",
+        name="closure",
+        summary="step() was given a closure",
+        meaning=(
+            "Some optimizers, such as LBFGS, call a closure that runs forward and "
+            "backward again inside step(). Torch says «Closure use is not currently "
+            "supported if GradScaler is enabled.»"
+        ),
+        why=(
+            "The backward pass inside the closure would make gradients that are "
+            "scaled, after those of this step were checked and unscaled."
+        ),
+        example="""\
+def closure():
+    optimizer.zero_grad()
+    loss = loss_of(batch)
+    scaler.scale(loss).backward()
+    return loss
+
+
+closure()
+scaler.step(optimizer, closure)
+""",
+        instead="""\
+def closure():
+    optimizer.zero_grad()
+    loss = loss_of(batch)
+    scaler.scale(loss).backward()
+    return loss
+
+
+closure()
+scaler.step(optimizer)
+scaler.update()
+""",
+        advice=(
+            "Run the closure yourself, once, and leave it out of step().",
+            "An optimizer that needs several evaluations a step is better trained in "
+            "bfloat16 or float32, where no scaler is needed.",
+        ),
+    ),
+    Entry(
+        code="GS109",
+        name="scale-tensor-ignored",
+        summary="A scale given to update() as a tensor was out of bounds and ignored",
+        meaning=(
+            "update(new_scale) got a tensor on an accelerator. It is compared with the "
+            "bounds on the device, without waiting for it; it was outside, so the "
+            "scale stayed. The warning comes two updates later, when the fact has "
+            "reached the host. A number, or a tensor on the CPU, is refused at once "
+            "(GS101)."
+        ),
+        why=(
+            "The run goes on with another scale than the one you asked for. Taken as "
+            "it was, a scale of 0, NaN or infinity would have ruined every gradient."
+        ),
+        example="""\
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update(torch.tensor(0.0, device="cuda"))
+""",
+        instead="""\
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update(torch.tensor(1024.0, device="cuda"))
+""",
+        advice=(
+            "Find out why the scale you compute leaves the bounds; a NaN does too.",
+            "If the scale is meant, widen the bounds: "
+            "policy=DynamicScale(min_scale=..., max_scale=...).",
+        ),
+    ),
+    Entry(
+        code="GS201",
+        name="overflow",
+        summary="A gradient was not finite; the step was skipped",
+        meaning=(
+            "Steps had been finite before, the loss is finite, and the scale was not "
+            "raised just now: this batch made a gradient that does not fit. The step "
+            "is skipped, the scale backs off, the weights are as they were."
+        ),
+        why=(
+            "Now and then it is not: a batch with large gradients is a batch lost. If "
+            "it happens every few steps, batches are lost for nothing, and if the "
+            "scale falls and falls, something else is wrong and GS202 is on its way."
+        ),
+        example="""\
+for batch in (batch, batch, 100.0 * batch):
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+print(scaler.last, scaler.last.culprits)  # overflow
+""",
+        instead="""\
+scaler = GradScaler("cuda", init_scale=1.0)  # room for outliers
+for batch in (batch, batch, 100.0 * batch):
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "One skip now and then: nothing. Let schedulers follow the steps that were "
+            "applied: if scaler.last.applied: scheduler.step().",
+            "Many skips from rare outliers, as in reinforcement learning: pass "
+            "policy=DynamicScale(tolerance=0.01), and one overflow in a hundred steps "
+            "no longer lowers the scale.",
+            "Always the same culprits in scaler.last.culprits: run that module under "
+            "torch.autocast(device, enabled=False).",
+            "A model that was pre-trained in bfloat16 may not fit into float16 at any "
+            "scale. Train it in bfloat16.",
+        ),
+        references=("https://arxiv.org/abs/1710.03740",),
+    ),
+    Entry(
+        code="GS202",
+        name="collapse",
+        summary="The scale is at its floor and gradients are still not finite",
+        meaning=(
+            "The scale has backed off to min_scale, 2^-24 by default, and three steps "
+            "in a row were not finite there. ScaleCollapsed is raised. Every bad step "
+            "was skipped: the weights are those of the last good step. Torch would go "
+            "on to a scale of 0."
+        ),
+        why=(
+            "No scale can help: at the floor the gradients are smaller than without "
+            "scaling. A loss, an input or a weight is not finite, or the model itself "
+            "does not fit into float16."
+        ),
+        example="""\
+model.weight.data[0, 0] = float("nan")
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()  # 2^16, 2^15, ..., 2^-24, ScaleCollapsed
+""",
+        advice=(
+            "Read in the message whether the loss was finite. If not, see GS203.",
+            "Are the weights finite? "
+            "all(p.isfinite().all() for p in model.parameters()). If not, they were so "
+            "before the scaler saw them: load an earlier checkpoint.",
+            "Is the batch finite, labels and masks included?",
+            "Loss, weights and batch are finite: the backward pass overflows by "
+            "itself. Run the module of the first culprit under torch.autocast(device, "
+            "enabled=False), or train in bfloat16.",
+            'guard="raise" holds the scale while the loss is not finite, so that the '
+            "run is still in place when the cause is mended.",
+        ),
+    ),
+    Entry(
+        code="GS203",
+        name="loss-not-finite",
+        summary="The loss was not finite before it was scaled",
+        meaning=(
+            "The forward pass gave a loss of NaN or infinity. The step is skipped. By "
+            "default the scale then backs off as torch's does, although that cannot "
+            'help; with guard="raise" it is held.'
+        ),
+        why=(
+            "The scale is not to blame and no scale can mend it. The weights are "
+            "untouched, but the forward pass has run: the running statistics of "
+            "BatchNorm may hold values that are not finite from now on."
+        ),
+        example="""\
+with torch.autocast("cuda", torch.float16):
+    probability = torch.sigmoid(model(batch) + 30.0)  # 1 in float16
+    loss = -torch.log(1.0 - probability).mean()  # log(0)
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        instead="""\
+with torch.autocast("cuda", torch.float16):
+    loss = -torch.nn.functional.logsigmoid(-(model(batch) + 30.0)).mean()
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        advice=(
+            "Check the batch: NaN, infinity, empty masks, labels out of range.",
+            "Look for what float16 cannot hold: log and division near 0, an epsilon "
+            "below 6e-8, 1 - 1e-6 (which is 1), masks of -65504 with something added, "
+            "activations above 65504.",
+            "Use the fused functions that take logits, or compute the loss in float32.",
+            "If it came after a bad batch, check running_mean and running_var of "
+            "BatchNorm layers, or load a checkpoint.",
+        ),
+    ),
+    Entry(
+        code="GS204",
+        name="norm-overflow",
+        summary="Every gradient is finite and their norm is not a usable float32",
+        meaning=(
+            "clip_grad_norm_() was asked for, every element is finite, but the norm of "
+            "the unscaled gradients is above 3.4e38, or the factor that would clip "
+            "them is below the smallest normal float32. The step is skipped and the "
+            "scale backs off."
+        ),
+        why=(
+            "Clipped by such a norm, every gradient would become 0 or lose its digits, "
+            "and the step would be taken as if all were well. Gradients of this size "
+            "are no rounding matter: the training has diverged."
+        ),
+        example="""\
+model = torch.nn.Linear(4, 1, dtype=torch.float64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler.scale(1e39 * model(batch.double()).mean()).backward()
+scaler.clip_grad_norm_(optimizer, max_norm=1.0)  # inf
+scaler.step(optimizer)
+scaler.update()
+""",
+        advice=(
+            "Look at the loss of the last steps: a learning rate that is too high, a "
+            "missing warm-up, a sum where a mean was meant.",
+            "If max_norm is tiny, below 1e-30 or so, pass one that gradients can have.",
+        ),
+    ),
+    Entry(
+        code="GS205",
+        name="static-scale-skipped",
+        summary="A step was skipped at a scale that cannot back off",
+        meaning=(
+            "The policy is StaticScale or NoScale and a gradient was not finite. The "
+            "step was skipped. Said once, two updates later; all skips are counted in "
+            "scaler.skipped_steps."
+        ),
+        why=(
+            "A fixed scale does not move. If it is too high for this model, every step "
+            "may be skipped from here on and the model no longer learns."
+        ),
+        example="""\
+scaler = GradScaler("cuda", policy=StaticScale(scale=2.0**32))
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+scaler = GradScaler("cuda", policy=DynamicScale(init_scale=2.0**32))
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Compare scaler.skipped_steps with scaler.applied_steps: one skip in "
+            "thousands is harmless.",
+            "Lower the scale by a factor of 2 to 16, or use DynamicScale.",
+            "If it also happens at a scale of 1, the scale is not the cause: see "
+            "GS203.",
+        ),
+    ),
+    Entry(
+        code="GS302",
+        name="bad-checkpoint",
+        summary="The checkpoint of the scaler cannot be loaded",
+        meaning=(
+            "load_state_dict() got a dict that is empty, lacks a key, or holds a value "
+            "that cannot be gone on with, such as a scale of 0 or NaN. The message "
+            "names the key and the value. Nothing was changed."
+        ),
+        why=(
+            "A resumed run would start from another state than the one that was saved: "
+            "steps skipped again, or gradients that are not finite from the first step."
+        ),
+        example="""\
+scaler.load_state_dict({"scale": 65536.0})
+""",
+        instead="""\
+saved = scaler.state_dict()  # after update(), beside model and optimizer
+scaler.load_state_dict(saved)
+""",
+        advice=(
+            "Save the whole scaler.state_dict(), not only the scale.",
+            "A disabled scaler saves an empty dict: save from an enabled one.",
+            "A scale outside the bounds of the policy: widen them with "
+            "policy=DynamicScale(min_scale=..., max_scale=...) before loading.",
+            "If the checkpoint is lost, start without it: the scale finds its place "
+            "within a few steps (GS002).",
+        ),
+    ),
+    Entry(
+        code="GS303",
+        name="newer-checkpoint",
+        summary="The checkpoint has a format that this version does not read",
+        meaning=(
+            "The checkpoint was written by a newer version of gradscale. Every version "
+            "reads the formats of all earlier ones, and none of a later one. Nothing "
+            "was changed."
+        ),
+        why=(
+            "Fields that this version does not know would be dropped without a word, "
+            "and the resumed run would differ from the one that was saved."
+        ),
+        example="""\
+saved = scaler.state_dict()
+saved["gradscale"]["format"] = 1000
+scaler.load_state_dict(saved)
+""",
+        instead="""\
+saved = scaler.state_dict()
+del saved["gradscale"]  # leaves the five keys of torch.amp.GradScaler
+scaler.load_state_dict(saved)
+""",
+        advice=(
+            "Install the version of gradscale that wrote it, or a newer one.",
+            "If that is not possible, delete the key «gradscale»: scale, factors and "
+            "the count of finite steps are kept, the bounds come from the policy in "
+            "use.",
+        ),
+    ),
+)
+
+BY_CODE = {entry.code: entry for entry in CATALOGUE}

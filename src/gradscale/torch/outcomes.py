@@ -1,0 +1,90 @@
+"""What became of the steps: accounts in, outcomes and counts out."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradscale.core.outcome import StepOutcome
+from gradscale.core.verdicts import StepRecord
+from gradscale.torch.counting import StepCount
+from gradscale.torch.iteration import OpenStep
+from gradscale.torch.ledger import Account, record_of
+from gradscale.torch.names import names_of
+
+
+def outcome_of(
+    total: Account, accounts: Mapping[int, Account], settled: Mapping[int, OpenStep]
+) -> StepOutcome:
+    """Return the outcome of the last update. No host sync.
+
+    Args:
+        total: The account of all optimizers together.
+        accounts: The account of each optimizer.
+        settled: The steps that the last update closed.
+    """
+    parts = {
+        key: _outcome(accounts[key], [step])
+        for key, step in settled.items()
+        if key in accounts
+    }
+    return _outcome(total, list(settled.values()), parts)
+
+
+def _outcome(
+    account: Account,
+    steps: Sequence[OpenStep],
+    parts: Mapping[int, StepOutcome] | None = None,
+) -> StepOutcome:
+    # Copies: the next update writes into the same tensors.
+    row, tally = account.row.clone(), account.tally.clone()
+
+    def culprits() -> tuple[str, ...]:
+        return tuple(
+            name
+            for step in steps
+            if step.reading is not None
+            for name in names_of(step.reading.culprits(), step.names)
+        )
+
+    return StepOutcome(
+        lambda: record_of(row.tolist(), int(tally[0].item())), culprits, parts
+    )
+
+
+def count_of(total: Account, accounts: Mapping[int, Account], place: int) -> StepCount:
+    """Return one column of the tallies: 1 applied, 2 skipped. Syncs."""
+    each = {key: int(a.tally[place].item()) for key, a in accounts.items()}
+    return StepCount(int(total.tally[place].item()), each)
+
+
+class DisabledBook:
+    """The steps of a scaler that is turned off: each one is taken."""
+
+    def __init__(self) -> None:
+        self._updates = 0
+        self._steps: Counter[int] = Counter()
+        self._open: set[int] = set()
+        self._closed: set[int] = set()
+
+    def step(self, optimizer: Any) -> None:
+        """Note one step."""
+        self._steps[id(optimizer)] += 1
+        self._open.add(id(optimizer))
+
+    def update(self) -> None:
+        """End the iteration, if there was one."""
+        if self._open:
+            self._updates += 1
+            self._closed, self._open = self._open, set()
+
+    def applied(self) -> StepCount:
+        """Return how many updates there were, and steps of each optimizer."""
+        return StepCount(self._updates, dict(self._steps))
+
+    def outcome(self) -> StepOutcome | None:
+        """Return the outcome of the last update; None before the first."""
+        if not self._updates:
+            return None
+        record = StepRecord(self._updates, scale=1.0, applied=True, finite=True)
+        parts = {key: StepOutcome(lambda: record, tuple) for key in self._closed}
+        return StepOutcome(lambda: record, tuple, parts)
