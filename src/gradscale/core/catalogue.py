@@ -292,7 +292,8 @@ scaler.update()
         ),
         example="""\
 model.half()
-scaler.scale(model(batch.half()).float().mean()).backward()
+loss = model(batch.half()).float().mean()
+scaler.scale(loss).backward()
 scaler.unscale_(optimizer)
 """,
         instead="""\
