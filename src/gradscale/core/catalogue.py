@@ -176,9 +176,9 @@ StaticScale(scale=1024.0)  # if the scale shall not move
         meaning=(
             "One iteration is scale, backward, unscale_ if the gradients are needed "
             "unscaled, step, update. Each optimizer is unscaled and stepped at most "
-            "once between two updates. Torch's words for this are kept: «unscale_() "
-            "has already been called on this optimizer since the last update()», «No "
-            "inf checks were recorded prior to update», and others."
+            "once between two updates. Torch's words for this are kept: \"unscale_() "
+            'has already been called on this optimizer since the last update()", "No '
+            'inf checks were recorded prior to update", and others.'
         ),
         why=(
             "Gradients would be divided by the scale twice or not at all, or be "
@@ -213,8 +213,8 @@ scaler.update()
         summary="No parameter of an optimizer has a gradient",
         meaning=(
             "step() found nothing to do: every .grad of the optimizer is None. The "
-            "step is left out and the scale stays. Where torch raises «No inf checks "
-            "were recorded prior to update», this is a warning, once for each "
+            'step is left out and the scale stays. Where torch raises "No inf checks '
+            'were recorded prior to update", this is a warning, once for each '
             "optimizer."
         ),
         why=(
@@ -281,7 +281,7 @@ scaler.update()
         summary="The gradients to be unscaled are float16",
         meaning=(
             "Trainable parameters are float16, so their gradients are too. This is "
-            "torch's «Attempting to unscale FP16 gradients.», with the parameters "
+            'torch\'s "Attempting to unscale FP16 gradients.", with the parameters '
             "named. The usual way to get here is a checkpoint loaded in float16 and "
             "then trained, whole or with LoRA."
         ),
@@ -363,8 +363,8 @@ scaler.update()
             "example a number in the place where older scalers took init_scale: an "
             "error. Or the device exists and this machine has none: a warning, and the "
             "scaler turns itself off. Without CUDA the warning has torch's words: "
-            "«torch.cuda.amp.GradScaler is enabled, but CUDA is not available. "
-            "Disabling.»"
+            '"torch.cuda.amp.GradScaler is enabled, but CUDA is not available. '
+            'Disabling."'
         ),
         why=(
             "A scaler that is off neither scales nor checks. Float16 gradients "
@@ -390,8 +390,8 @@ scaler = GradScaler("cuda", init_scale=1024.0)
         summary="step() was given a closure",
         meaning=(
             "Some optimizers, such as LBFGS, call a closure that runs forward and "
-            "backward again inside step(). Torch says «Closure use is not currently "
-            "supported if GradScaler is enabled.»"
+            'backward again inside step(). Torch says "Closure use is not currently '
+            'supported if GradScaler is enabled."'
         ),
         why=(
             "The backward pass inside the closure would make gradients that are "
@@ -699,7 +699,7 @@ scaler.load_state_dict(saved)
 """,
         advice=(
             "Install the version of gradscale that wrote it, or a newer one.",
-            "If that is not possible, delete the key «gradscale»: scale, factors and "
+            'If that is not possible, delete the key "gradscale": scale, factors and '
             "the count of finite steps are kept, the bounds come from the policy in "
             "use.",
         ),

@@ -4,6 +4,7 @@ import ctypes
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ class Reading(NamedTuple):
         groups: For each dtype and device, (dtype, peak): peak is f32[] or f64[] on
             the home device, the largest magnitude, NaN if there is one.
         peaks: (positions, peaks) for each group: float[n] on the group's device, one
-            for each parameter; None where the group is known to be finite.
+            for each parameter; None where the group is known to be harmless.
         norm: f32[] or f64[] on the home device, the norm of the gradients as they
             are; None if it was not asked for.
     """
@@ -83,12 +84,13 @@ class Reading(NamedTuple):
         peaks = [peak.float() for _, peak in self.groups]
         return peaks[0] if len(peaks) == 1 else torch.stack(peaks).amax()
 
-    def culprits(self) -> list[Tensor]:
-        """Return the parameters whose gradients were not finite. Syncs."""
+    def culprits(self, multiplier: Tensor) -> list[Tensor]:
+        """Return the parameters behind `found(multiplier)`. Syncs."""
         places: list[int] = []
-        for positions, peaks in self.peaks:
+        for (dtype, _), (positions, peaks) in zip(self.groups, self.peaks, strict=True):
             if peaks is not None:
-                finite = torch.isfinite(peaks).tolist()
+                here = peaks * multiplier.to(peaks.device)
+                finite = torch.isfinite(here.to(dtype)).tolist()
                 places += [i for i, ok in zip(positions, finite, strict=True) if not ok]
         return [self.params[i] for i in sorted(places)]
 
@@ -111,7 +113,7 @@ def gather(
     by_address: dict[int, Tensor] = {}
     halves: list[Tensor] = []
     tracing = torch.compiler.is_compiling()
-    present, shared, sharded = 0, False, False
+    present, shared, sharded, views = 0, False, False, False
     for param in params:
         if not isinstance(param, Tensor):
             raise AssertionError(
@@ -133,16 +135,19 @@ def gather(
             continue
         if not tracing:
             address = grad.data_ptr()
-            other = by_address.setdefault(address, grad)
-            if other is not grad:
-                _check_same_view(param, grad, other, names)
+            if address in by_address:
+                _check_same_view(param, grad, by_address[address], names)
                 shared = True
                 continue
+            by_address[address] = grad
+            views |= grad._is_view()
             found.marks.append((address, grad._version))
         found.params.append(param)
         found.tensors.append(grad)
     if halves:
         raise _fp16_refused(halves, names)
+    if views:
+        _check_apart(found, names)
     return found._replace(present=present, shared=shared, sharded=sharded)
 
 
@@ -214,7 +219,9 @@ def _read_on_host(
     extremes = [end for part in parts for end in torch.aminmax(part)]
     peak = torch.stack(extremes).abs().amax().to(_at_least_f32(tensors[0].dtype))
     largest = _value(peak)
-    each = None if math.isfinite(largest) else _peaks_on_host(tensors)
+    # Only a peak beyond this can be a culprit, now or when it is unscaled.
+    harmless = torch.finfo(tensors[0].dtype).max * 2.0**-32
+    each = None if largest <= harmless else _peaks_on_host(tensors)
     if norm_type is None:
         return peak, each, None
     if norm_type == math.inf or not 0.0 < largest < math.inf:
@@ -291,6 +298,24 @@ def _check_same_view(
         raise _refused(
             param, grad, "a gradient that overlaps another one's memory", names
         )
+
+
+def _check_apart(gradients: Gradients, names: Iterable[Any]) -> None:
+    """Refuse a gradient that overlaps another; slices of one buffer are fine."""
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, place)
+        for place, tensor in enumerate(gradients.tensors)
+        # Interleaved slices may be apart although their spans are not.
+        if tensor.is_contiguous()
+    )
+    for (_, end, _), (start, _, place) in pairwise(spans):
+        if start < end:
+            raise _refused(
+                gradients.params[place],
+                gradients.tensors[place],
+                "a gradient that overlaps another one's memory",
+                names,
+            )
 
 
 def _refused(

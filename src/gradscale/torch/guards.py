@@ -211,6 +211,16 @@ def pickled_inside() -> OrderError:
     )
 
 
+def pickled_with_group() -> ConfigError:
+    """Say that a process group cannot travel."""
+    return ConfigError(
+        "A scaler with a process_group was pickled or copied. A process group lives in "
+        "this process only, and without it the copy would decide alone. Save "
+        "state_dict() and load it into a new scaler.",
+        code="GS101",
+    )
+
+
 def closure_given() -> OrderError:
     """Say that a closure cannot be run."""
     return OrderError(

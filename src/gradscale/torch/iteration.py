@@ -32,6 +32,7 @@ class OpenStep:
         found: f32[], 1 if an element was not finite on any rank, else 0.
         norm_found: f32[], 1 if a norm was not usable on any rank, else 0.
         amax: f32[], the largest magnitude on any rank.
+        multiplier: f32[], what the gradients were or were to be multiplied by.
     """
 
     optimizer: Any = None
@@ -44,6 +45,7 @@ class OpenStep:
     found: Tensor | None = None
     norm_found: Tensor | None = None
     amax: Tensor | None = None
+    multiplier: Tensor | None = None
 
     def read(
         self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
@@ -89,8 +91,9 @@ class OpenStep:
         if gradients.present == 0 and not together:
             return {}
         found = amax = norm_found = bad_loss = torch.zeros_like(found_inf).reshape(())
+        self.multiplier = multiplier.reshape(())
         if self.reading is not None:
-            found = self.reading.found(multiplier.reshape(()))
+            found = self.reading.found(self.multiplier)
             amax = self.reading.amax()
         for clip in (self.clip, params_clip):
             if clip is not None:
@@ -111,6 +114,12 @@ class OpenStep:
         self.leftover = leftover
         if self.gradients is not None and not torch.compiler.is_compiling():
             self.versions = [tensor._version for tensor in self.gradients.tensors]
+
+    def culprits(self) -> list[str]:
+        """Return the names of the parameters that were not finite. Syncs."""
+        if self.reading is None or self.multiplier is None:
+            return []
+        return names_of(self.reading.culprits(self.multiplier), self.names)
 
     def shares_with(self, others: Iterable["OpenStep"]) -> bool:
         """Return whether another step has unscaled gradients of this optimizer."""

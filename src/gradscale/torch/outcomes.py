@@ -9,7 +9,6 @@ from gradscale.core.verdicts import StepRecord
 from gradscale.torch.counting import StepCount
 from gradscale.torch.iteration import OpenStep
 from gradscale.torch.ledger import Account, record_of
-from gradscale.torch.names import names_of
 
 
 def outcome_of(
@@ -39,12 +38,7 @@ def _outcome(
     row, tally = account.row.clone(), account.tally.clone()
 
     def culprits() -> tuple[str, ...]:
-        return tuple(
-            name
-            for step in steps
-            if step.reading is not None
-            for name in names_of(step.reading.culprits(), step.names)
-        )
+        return tuple(name for step in steps for name in step.culprits())
 
     return StepOutcome(
         lambda: record_of(row.tolist(), int(tally[0].item())), culprits, parts

@@ -678,6 +678,8 @@ class GradScaler(torch.amp.GradScaler):
     def __getstate__(self) -> dict[str, Any]:
         if self._enabled and self._per_optimizer_states:
             raise guards.pickled_inside()
+        if self._process_group is not None:
+            raise guards.pickled_with_group()
         return saving.frozen(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
