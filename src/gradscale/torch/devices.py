@@ -4,8 +4,18 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradscale.errors import ConfigError, GradscaleWarning
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on `device`, without waiting where that is sound.
+
+    A copy to the host must be waited for: the next operation there would read the
+    memory before the data arrives.
+    """
+    return tensor.to(device, non_blocking=device.type != "cpu")
 
 
 def device_type(device: Any) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gradscale.errors import GradientError
+from gradscale.torch.devices import moved
 from gradscale.torch.names import names_of
 
 REAL_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -175,10 +176,10 @@ def read(
         on_host = device.type == "cpu" and not torch.compiler.is_compiling()
         read_group = _read_on_host if on_host else _read_on_device
         peak, each, norm = read_group(tensors, norm_type)
-        groups.append((dtype, peak.to(home, non_blocking=True)))
+        groups.append((dtype, moved(peak, home)))
         peaks.append((positions, each))
         if norm is not None:
-            norms.append(norm.to(home, non_blocking=True))
+            norms.append(moved(norm, home))
     total = None
     if norm_type is not None:
         total = combine_norms(norms, norm_type)

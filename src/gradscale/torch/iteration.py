@@ -10,6 +10,7 @@ from torch import Tensor
 from gradscale.errors import GradientError
 from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import Clip
+from gradscale.torch.devices import moved
 from gradscale.torch.gradients import Gradients, Reading, gather, read
 from gradscale.torch.names import names_of
 from gradscale.torch.unscaling import multiply_
@@ -107,7 +108,7 @@ class OpenStep:
             loss_finite.copy_(1.0 - bad_loss)
         found = torch.maximum(found_inf, torch.maximum(self.found, self.norm_found))
         devices = {tensor.device for tensor in gradients.tensors} or {found.device}
-        return {device: found.to(device, non_blocking=True) for device in devices}
+        return {device: moved(found, device) for device in devices}
 
     def close(self, leftover: Tensor | None = None) -> None:
         """Note that the gradients are unscaled from here on, but for `leftover`."""

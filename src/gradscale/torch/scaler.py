@@ -30,7 +30,7 @@ from gradscale.torch.clipping import (
     split_target,
 )
 from gradscale.torch.counting import StepCount, postfix
-from gradscale.torch.devices import device_type, is_there, warn_disabled
+from gradscale.torch.devices import device_type, is_there, moved, warn_disabled
 from gradscale.torch.fused import handed_over, is_fused, prepare_momentum, wants_scaler
 from gradscale.torch.gradients import combine_norms, gather
 from gradscale.torch.iteration import OpenStep, unscale_once_
@@ -161,7 +161,7 @@ class GradScaler(torch.amp.GradScaler):
         scale, ledger = self._books("scale")
         finite = loss_is_finite(output)
         if finite is not None:
-            ledger.loss_finite.mul_(finite.to(scale.device, non_blocking=True))
+            ledger.loss_finite.mul_(moved(finite, scale.device))
         ledger.used_scale.copy_(scale)
         self._scaled_since_update = True
         scaled = times(output, scale)
@@ -334,7 +334,7 @@ class GradScaler(torch.amp.GradScaler):
         earlier = step.norm_found
         step.norm_found = found if earlier is None else torch.maximum(found, earlier)
         for device, flag in state["found_inf_per_device"].items():
-            skip = torch.maximum(flag, found.to(device, non_blocking=True))
+            skip = torch.maximum(flag, moved(found, device))
             state["found_inf_per_device"][device] = skip
 
     def _clip_params(
@@ -450,7 +450,7 @@ class GradScaler(torch.amp.GradScaler):
         """Return f32[], exactly 0 or 1, from the flags of all devices."""
         scale, _ = self._check_scale_growth_tracker("step")
         flags = [
-            flag.reshape(()).to(scale.device, non_blocking=True)
+            moved(flag.reshape(()), scale.device)
             for flag in state["found_inf_per_device"].values()
         ]
         skip = flags[0] if len(flags) == 1 else torch.stack(flags).amax()

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradscale.torch.devices import moved
+
 HALVES = (torch.float16, torch.bfloat16)
 # Larger outputs are not looked at: their gradients will tell.
 LARGEST_LOSS = 4096
@@ -19,7 +21,7 @@ def times(output: Tensor, scale: Tensor) -> Tensor:
     """
     if output.dtype in HALVES and output.numel() == 1:
         output = output.float()
-    return output * scale.to(output.device, non_blocking=True)
+    return output * moved(scale, output.device)
 
 
 def loss_is_finite(output: Tensor) -> Tensor | None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gradscale.torch.devices import moved
+
 
 def inverse(scale: Tensor) -> Tensor:
     """Return `1 / scale`, f32[]; exact for powers of two.
@@ -30,7 +32,7 @@ def multiply_(tensors: Sequence[Tensor], multiplier: Tensor) -> None:
     for tensor in tensors:
         grouped[tensor.device, tensor.dtype].append(tensor)
     for (device, dtype), group in grouped.items():
-        here = multiplier.to(device, non_blocking=True)
+        here = moved(multiplier, device)
         if dtype is torch.bfloat16 and device.type != "cpu":
             # The op below has no bf16 kernel on CUDA in torch 2.11 and 2.13.
             for tensor in group:

@@ -1,0 +1,1 @@
+"""PyTorch's own tests of its scaler, run with gradscale's class in its place."""
