@@ -1,179 +1,172 @@
-"""What is open between two updates: one entry for each optimizer that was touched."""
+"""All that is open between two updates."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+import weakref
+from collections import defaultdict
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 
-from gradscale.errors import GradientError
 from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
-from gradscale.torch.gradients import Gradients, Reading, gather, read
-from gradscale.torch.names import names_of
-from gradscale.torch.unscaling import multiply_
+from gradscale.torch.open_step import OpenStep
 
 
-@dataclass
-class OpenStep:
-    """One optimizer's step before `update()`.
+def fresh_state() -> dict[str, Any]:
+    """Return the state of an optimizer that nothing was done for."""
+    # Equal to torch's own, which torch.compile would refuse to call.
+    return {"stage": OptState.READY, "found_inf_per_device": {}}
+
+
+def skip_of(state: dict[str, Any], home: torch.device) -> Tensor:
+    """Return f32[], exactly 0 or 1, from the flags of all devices."""
+    flags = [
+        moved(flag.reshape(()), home) for flag in state["found_inf_per_device"].values()
+    ]
+    skip = flags[0] if len(flags) == 1 else torch.stack(flags).amax()
+    return (skip != 0.0).float()
+
+
+class Carried(NamedTuple):
+    """A step that an `update()` found unfinished.
 
     Attributes:
-        optimizer: Whose step it is; None if only its flags are known.
-        names: Where its parameters' names are looked up.
-        gradients: As last gathered; None before that.
-        reading: What they showed when they were last read.
-        versions: The version of each gradient after it was unscaled or stepped on;
-            None while it is as backward left it.
-        leftover: f32[], what unscaled gradients are still to be multiplied by: a fused
-            optimizer that skips leaves them scaled. None means by nothing.
-        clip: The clip that waits to be folded into the step, or was applied.
-        found: f32[], 1 if an element was not finite on any rank, else 0.
-        norm_found: f32[], 1 if a norm was not usable on any rank, else 0.
-        amax: f32[], the largest magnitude on any rank.
-        multiplier: f32[], what the gradients were or were to be multiplied by.
+        step: What was known of it.
+        state: Its stage and flags.
+        gradients: For each gradient, a weak reference and its version: a gradient
+            that was replaced or written to is of another step.
     """
 
-    optimizer: Any = None
-    names: tuple[Any, ...] = ()
-    gradients: Gradients | None = None
-    reading: Reading | None = None
-    versions: list[int] | None = None
-    leftover: Tensor | None = None
-    clip: Clip | None = None
-    found: Tensor | None = None
-    norm_found: Tensor | None = None
-    amax: Tensor | None = None
-    multiplier: Tensor | None = None
+    step: OpenStep
+    state: dict[str, Any]
+    gradients: list[tuple[weakref.ref[Tensor], int]]
 
-    def read(
-        self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
-    ) -> Gradients:
-        """Bring the reading up to date; one that still holds is kept."""
-        params = (p for g in self.optimizer.param_groups for p in g["params"])
-        gradients = gather(params, allow_fp16=allow_fp16, names=self.names)
-        held, self.gradients = self.reading, gradients
-        unchanged = held is not None and held.marks and held.marks == gradients.marks
-        if norm_type is not None or not unchanged:
-            self.reading = None
-            if gradients.tensors:
-                self.reading = read(gradients, home, norm_type)
-        return gradients
-
-    def look(
-        self,
-        multiplier: Tensor,
-        found_inf: Tensor,
-        *,
-        allow_fp16: bool,
-        params_clip: Clip | None,
-        loss_finite: Tensor | None,
-        group: Any,
-    ) -> dict[torch.device, Tensor]:
-        """Read the gradients once; return whether to skip, for each of their devices.
-
-        Args:
-            multiplier: f32[] or f32[1], what the gradients are or will be multiplied
-                by; what overflows by it counts as not finite.
-            found_inf: f32[] or f32[1], 1 if the step is to be skipped anyway.
-            allow_fp16: Accept f16 gradients.
-            params_clip: A clip of bare parameters, which may ask for a skip too.
-            loss_finite: f32[], set to 0 if it is 0 on any rank.
-            group: The ranks that decide together.
-
-        Returns:
-            f32 of `found_inf`'s shape, 0 or 1; nothing if there is no gradient at all.
-        """
-        gradients = self.read(allow_fp16=allow_fp16, home=found_inf.device)
-        together = group is not None or gradients.sharded
-        # A rank without gradients still takes part: the others would wait for it.
-        if gradients.present == 0 and not together:
-            return {}
-        found = amax = norm_found = bad_loss = torch.zeros_like(found_inf).reshape(())
-        self.multiplier = multiplier.reshape(())
-        if self.reading is not None:
-            found = self.reading.found(self.multiplier)
-            amax = self.reading.amax()
-        for clip in (self.clip, params_clip):
-            if clip is not None:
-                norm_found = torch.maximum(norm_found, clip.found)
-        if loss_finite is not None:
-            bad_loss = 1.0 - loss_finite
-        self.found, self.norm_found, self.amax, bad_loss = agree(
-            (found, norm_found, amax, bad_loss), group, gradients.sharded
+    def still_holds(self) -> bool:
+        """Return whether the gradients are the very same as at the update."""
+        grads = [param.grad for param in self.step.params()]
+        present = [grad for grad in grads if grad is not None]
+        return len(present) == len(self.gradients) and all(
+            grad is ref() and grad._version == version
+            for grad, (ref, version) in zip(present, self.gradients, strict=True)
         )
-        if loss_finite is not None and together:
-            loss_finite.copy_(1.0 - bad_loss)
-        found = torch.maximum(found_inf, torch.maximum(self.found, self.norm_found))
-        devices = {tensor.device for tensor in gradients.tensors} or {found.device}
-        return {device: moved(found, device) for device in devices}
-
-    def close(self, leftover: Tensor | None = None) -> None:
-        """Note that the gradients are unscaled from here on, but for `leftover`."""
-        self.leftover = leftover
-        if self.gradients is not None and not torch.compiler.is_compiling():
-            self.versions = [tensor._version for tensor in self.gradients.tensors]
-
-    def culprits(self) -> list[str]:
-        """Return the names of the parameters that were not finite. Syncs."""
-        if self.reading is None or self.multiplier is None:
-            return []
-        return names_of(self.reading.culprits(self.multiplier), self.names)
-
-    def shares_with(self, others: Iterable["OpenStep"]) -> bool:
-        """Return whether another step has unscaled gradients of this optimizer."""
-        closed = [
-            id(param)
-            for other in others
-            if other.versions is not None and other.gradients is not None
-            for param in other.gradients.params
-        ]
-        if not closed:
-            return False
-        mine = {id(p) for g in self.optimizer.param_groups for p in g["params"]}
-        return not mine.isdisjoint(closed)
 
 
-def unscale_once_(
-    step: OpenStep, others: Iterable[OpenStep], inv_scale: Tensor
-) -> None:
-    """Multiply the gradients of `step`; those that another step unscaled stay.
+class Iteration:
+    """The optimizers that were touched since the last update.
 
-    Raises:
-        GradientError: One of them was unscaled with another optimizer and changed
-            since: nobody can tell what it now holds.
+    Attributes:
+        states: Torch's own table: stage and flags by the optimizer's id.
+        steps: What else is known, by the same key.
+        params_clip: A clip of bare parameters; it counts for every optimizer.
+        scaled: A loss was scaled since the last update.
+        settled: The steps that the last update closed; empty before the first.
     """
-    assert step.gradients is not None
-    unscaled = {
-        tensor.data_ptr(): (version, other.leftover)
-        for other in others
-        if other.gradients is not None and other.versions is not None
-        for tensor, version in zip(other.gradients.tensors, other.versions, strict=True)
-    }
-    if not unscaled:
-        multiply_(step.gradients.tensors, inv_scale)
-        return
-    fresh, rest = [], []
-    pairs = zip(step.gradients.params, step.gradients.tensors, strict=True)
-    for param, tensor in pairs:
-        version, leftover = unscaled.get(tensor.data_ptr(), (None, None))
-        if version is None:
-            fresh.append(tensor)
-        elif version != tensor._version:
-            raise _two_owners(names_of([param], step.names)[0])
-        elif leftover is not None:
-            rest.append((tensor, leftover))
-    multiply_(fresh, inv_scale)
-    for tensor, leftover in rest:
-        multiply_([tensor], leftover)
+
+    def __init__(self) -> None:
+        self.settled: dict[int, OpenStep] = {}
+        self._carried: dict[int, Carried] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget everything that is open."""
+        self.states: dict[int, dict[str, Any]] = defaultdict(fresh_state)
+        self.steps: dict[int, OpenStep] = {}
+        self.params_clip: Clip | None = None
+        self.scaled = False
+
+    def open(self, optimizer: Any, model: Any) -> OpenStep:
+        """Return the optimizer's step; one that an update cut short is taken up."""
+        key = id(optimizer)
+        if key not in self.steps:
+            carried = self._carried.pop(key, None)
+            if carried is not None and carried.still_holds():
+                self.steps[key], self.states[key] = carried.step, carried.state
+            else:
+                self.steps[key] = OpenStep(optimizer, (model, optimizer))
+        return self.steps[key]
+
+    def forget(self, optimizer: Any) -> None:
+        """Forget one optimizer; with the last one, the iteration."""
+        self.states.pop(id(optimizer), None)
+        self.steps.pop(id(optimizer), None)
+        self._carried.pop(id(optimizer), None)
+        if not self.steps:
+            self.renew()
+
+    def stage(self, step: OpenStep) -> OptState:
+        """Return how far the step has come."""
+        return self.states[id(step.optimizer)]["stage"]
+
+    def unscaled(self) -> list[OpenStep]:
+        """Return the steps whose gradients are unscaled and not yet used."""
+        return [s for s in self.steps.values() if self.stage(s) is OptState.UNSCALED]
+
+    def closed_params(self) -> list[Tensor]:
+        """Return the parameters to whose gradients no backward should add."""
+        clipped = [
+            step
+            for step in self.steps.values()
+            if self.stage(step) is OptState.READY and step.clip is not None
+        ]
+        return params_of(self.unscaled() + clipped)
+
+    def also_skip(self, step: OpenStep, found: Tensor) -> None:
+        """Skip a step that was looked at before, if `found` says so."""
+        earlier = step.norm_found
+        step.norm_found = found if earlier is None else torch.maximum(found, earlier)
+        flags = self.states[id(step.optimizer)]["found_inf_per_device"]
+        for device, flag in flags.items():
+            flags[device] = torch.maximum(flag, moved(found, device))
+
+    def agree_again(self, step: OpenStep, home: torch.device, group: Any) -> None:
+        """Let the ranks decide again after an explicit `unscale_`.
+
+        A clip may have asked one of them to skip since.
+        """
+        state = self.states[id(step.optimizer)]
+        if group is None or not state["found_inf_per_device"]:
+            return
+        skip = skip_of(state, home)
+        norm_found = skip - skip if step.norm_found is None else step.norm_found
+        skip, step.norm_found = agree((skip, norm_found), group, False)
+        for device in state["found_inf_per_device"]:
+            state["found_inf_per_device"][device] = moved(skip, device)
+
+    def end(self, used_scale: Tensor) -> None:
+        """Close what has stepped or was unscaled; carry over what was not used."""
+        touched = [
+            key
+            for key, state in self.states.items()
+            if state["stage"] is not OptState.READY or state["found_inf_per_device"]
+        ]
+        if not torch.compiler.is_compiling():
+            self._carried = {}
+            for key, step in self.steps.items():
+                if self.stage(step) is not OptState.STEPPED:
+                    self._carried[key] = _carried(step, self.states[key], used_scale)
+        if touched:
+            self.settled = {key: self.steps.get(key, OpenStep()) for key in touched}
+            for key in touched:
+                # Only the reading is looked at later: let go of the gradients.
+                self.settled[key].gradients = None
+        self.renew()
 
 
-def _two_owners(name: str) -> GradientError:
-    return GradientError(
-        f"{name} belongs to two optimizers; its gradient was unscaled with the first "
-        "and changed since. Whether it is scaled now cannot be told. Call update() "
-        "between the two steps, or give each parameter to one optimizer.",
-        code="GS106",
-    )
+def params_of(steps: list[OpenStep]) -> list[Tensor]:
+    """Return the parameters whose gradients the steps have gathered."""
+    return [
+        param
+        for step in steps
+        if step.gradients is not None
+        for param in step.gradients.params
+    ]
+
+
+def _carried(step: OpenStep, state: dict[str, Any], used_scale: Tensor) -> Carried:
+    if step.scale is None:
+        step.scale = used_scale.clone()
+    grads = [param.grad for param in step.params()]
+    marks = [(weakref.ref(g), g._version) for g in grads if g is not None]
+    return Carried(step, state, marks)

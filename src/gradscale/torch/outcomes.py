@@ -7,8 +7,8 @@ from typing import Any
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.verdicts import StepRecord
 from gradscale.torch.counting import StepCount
-from gradscale.torch.iteration import OpenStep
 from gradscale.torch.ledger import Account, record_of
+from gradscale.torch.open_step import OpenStep
 
 
 def outcome_of(

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from gradscale.torch.scaler import GradScaler
 
 
+# What a copy of the scaler makes anew.
+SHORT_LIVED = (
+    "_ledger",
+    "_accounts",
+    "_iteration",
+    "_mailbox",
+    "_watchman",
+    "_disabled_book",
+)
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
@@ -141,8 +150,6 @@ def frozen(scaler: "GradScaler") -> dict[str, Any]:
         kept["_init_growth_tracker"] = saved.finite_steps
         kept["_resumed"] = _resumed(saved)
     kept["_scale"] = kept["_growth_tracker"] = kept["_model"] = None
-    for name in ("_ledger", "_accounts", "_open", "_settled", "_params_clip"):
-        del kept[name]
-    for name in ("_mailbox", "_watchman", "_disabled_book"):
+    for name in SHORT_LIVED:
         del kept[name]
     return kept

@@ -6,7 +6,6 @@ that are inherited from torch.amp, so all of them stand here.
 
 import warnings
 import weakref
-from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,7 +19,6 @@ from gradscale.core.policies import DynamicScale, NoScale
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.errors import ConfigError, ScaleCollapsed
 from gradscale.torch import guards, saving
-from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import (
     Clip,
     check_max_norm,
@@ -33,20 +31,16 @@ from gradscale.torch.counting import StepCount, postfix
 from gradscale.torch.devices import device_type, is_there, moved, warn_disabled
 from gradscale.torch.fused import handed_over, is_fused, prepare_momentum, wants_scaler
 from gradscale.torch.gradients import combine_norms, gather
-from gradscale.torch.iteration import OpenStep, unscale_once_
+from gradscale.torch.iteration import Iteration, params_of, skip_of
 from gradscale.torch.late_backward import watch_backward
 from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
 from gradscale.torch.mailbox import Mailbox
 from gradscale.torch.names import names_of
+from gradscale.torch.open_step import OpenStep, unscale_once_
 from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
 from gradscale.torch.scaling import loss_is_finite, map_outputs, times
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 from gradscale.torch.unscaling import inverse, multiply_
-
-
-def _fresh_state() -> dict[str, Any]:
-    # Equal to torch's own, which torch.compile would refuse to call.
-    return {"stage": OptState.READY, "found_inf_per_device": {}}
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -124,9 +118,6 @@ class GradScaler(torch.amp.GradScaler):
         self._init_growth_tracker = 0
         self._scale: Tensor | None = None
         self._growth_tracker: Tensor | None = None
-        self._per_optimizer_states: dict[int, dict[str, Any]] = defaultdict(
-            _fresh_state
-        )
         self._resumed = saving.Resumed()
         self._begin()
 
@@ -134,12 +125,7 @@ class GradScaler(torch.amp.GradScaler):
         """Set what lives only as long as the process."""
         self._ledger: Ledger | None = None
         self._accounts: dict[int, Account] = {}
-        self._open: dict[int, OpenStep] = {}
-        # The steps behind `last`; empty before the first update.
-        self._settled: dict[int, OpenStep] = {}
-        # A clip of bare parameters counts for every optimizer of the iteration.
-        self._params_clip: Clip | None = None
-        self._scaled_since_update = False
+        self._iteration = Iteration()
         self._mailbox = Mailbox()
         self._watchman = guards.Watchman()
         self._disabled_book = DisabledBook()
@@ -163,10 +149,11 @@ class GradScaler(torch.amp.GradScaler):
         if finite is not None:
             ledger.loss_finite.mul_(moved(finite, scale.device))
         ledger.used_scale.copy_(scale)
-        self._scaled_since_update = True
+        self._iteration.scaled = True
         scaled = times(output, scale)
         if _host_may_act():
-            watch_backward(scaled, self._closed_params, self._report_late_backward)
+            closed_params = self._iteration.closed_params
+            watch_backward(scaled, closed_params, self._report_late_backward)
         return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
@@ -201,10 +188,10 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             return
         self._check_scale_growth_tracker("unscale_")
+        step = self._open_step(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
         if state["stage"] is not OptState.READY:
             raise guards.unscaled_before(state["stage"] is OptState.STEPPED)
-        step = self._open_step(optimizer)
         multiplier = self._multiplier(step)
         state["found_inf_per_device"] = self._unscale_grads_(
             optimizer, multiplier, torch.zeros_like(multiplier), self._allow_fp16
@@ -220,7 +207,7 @@ class GradScaler(torch.amp.GradScaler):
         step = self._open_step(optimizer)
         found = self._look(step, inv_scale, found_inf, allow_fp16)
         if found:
-            others = [other for other in self._open.values() if other is not step]
+            others = [s for s in self._iteration.steps.values() if s is not step]
             unscale_once_(step, others, inv_scale)
             step.close()
         return found
@@ -240,25 +227,28 @@ class GradScaler(torch.amp.GradScaler):
             multiplier,
             found_inf,
             allow_fp16=allow_fp16,
-            params_clip=self._params_clip,
+            params_clip=self._iteration.params_clip,
             loss_finite=None if self._ledger is None else self._ledger.loss_finite,
             group=self._process_group,
         )
 
     def _multiplier(self, step: OpenStep) -> Tensor:
         """Return what turns this step's gradients into unscaled and clipped ones."""
-        multiplier = inverse(self._scale_behind(step.optimizer))
+        multiplier = inverse(self._scale_behind(step))
         return multiplier if step.clip is None else multiplier * step.clip.coef
 
-    def _scale_behind(self, optimizer: Any) -> Tensor:
-        """Return the scale that multiplied the loss of this optimizer's gradients.
+    def _scale_behind(self, step: OpenStep) -> Tensor:
+        """Return the scale that multiplied the loss of this step's gradients.
 
         After an `update()` without a new `scale()`, that is the scale before the
         update; but an optimizer that the update has closed must have its gradients
         from elsewhere: from a replayed graph, or from a loss multiplied by hand.
         """
         scale, ledger = self._books("unscale_")
-        if not self._scaled_since_update and id(optimizer) in self._settled:
+        if step.scale is not None:
+            return step.scale
+        iteration = self._iteration
+        if not iteration.scaled and id(step.optimizer) in iteration.settled:
             ledger.used_scale.copy_(scale)
         return ledger.used_scale
 
@@ -295,11 +285,11 @@ class GradScaler(torch.amp.GradScaler):
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
         steps, norms = [], []
         for optimizer in optimizers:
-            stage = self._per_optimizer_states[id(optimizer)]["stage"]
+            step = self._open_step(optimizer)
+            stage = self._iteration.stage(step)
             if stage is OptState.STEPPED:
                 raise guards.clipped_late(optimizer)
             ready = stage is OptState.READY
-            step = self._open_step(optimizer)
             allow_fp16 = self._allow_fp16 or (ready and is_fused(optimizer))
             gradients = step.read(
                 allow_fp16=allow_fp16, home=scale.device, norm_type=norm_type
@@ -317,25 +307,14 @@ class GradScaler(torch.amp.GradScaler):
         return norm.float()
 
     def _clip_step(self, step: OpenStep, clip: Clip) -> None:
-        state = self._per_optimizer_states[id(step.optimizer)]
         step.clip = clip.after(step.clip)
-        if state["stage"] is OptState.READY:
+        if self._iteration.stage(step) is OptState.READY:
             return
         assert step.gradients is not None
         multiply_(step.gradients.tensors, clip.coef)
         step.clip = step.clip.applied()
         step.close()
-        self._also_skip(step, clip.found)
-
-    def _also_skip(self, step: OpenStep, found: Tensor) -> None:
-        """Skip a step that was looked at before, if `found` says so on any rank."""
-        state = self._per_optimizer_states[id(step.optimizer)]
-        (found,) = agree((found,), self._process_group, False)
-        earlier = step.norm_found
-        step.norm_found = found if earlier is None else torch.maximum(found, earlier)
-        for device, flag in state["found_inf_per_device"].items():
-            skip = torch.maximum(flag, moved(found, device))
-            state["found_inf_per_device"][device] = skip
+        self._iteration.also_skip(step, clip.found)
 
     def _clip_params(
         self, params: list[Tensor], max_norm: float, norm_type: float
@@ -346,13 +325,14 @@ class GradScaler(torch.amp.GradScaler):
         refuse_sharded(gradients, "clip_grad_norm_")
         if not gradients.tensors:
             return torch.zeros_like(scale)
-        unscaled = {id(param) for param in self._params_of(self._unscaled_steps())}
+        steps = self._iteration.unscaled()
+        unscaled = {id(param) for param in params_of(steps)}
         inv_scale = inverse(ledger.used_scale)
         clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type)
-        for step in self._unscaled_steps():
+        for step in steps:
             step.close()
-            self._also_skip(step, clip.found)
-        self._params_clip = clip.after(self._params_clip)
+            self._iteration.also_skip(step, clip.found)
+        self._iteration.params_clip = clip.after(self._iteration.params_clip)
         return clip.norm
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> float | None:
@@ -370,25 +350,25 @@ class GradScaler(torch.amp.GradScaler):
             raise guards.closure_given()
         kwargs.pop("closure", None)
         self._check_scale_growth_tracker("step")
-        state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is OptState.STEPPED:
+        if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
             raise guards.stepped_before()
         if is_fused(optimizer) and wants_scaler(optimizer):
             returned = self._step_older_protocol(optimizer, args, kwargs)
         else:
-            returned = self._step_checked(optimizer, state, args, kwargs)
-        state["stage"] = OptState.STEPPED
+            returned = self._step_checked(optimizer, args, kwargs)
+        self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
         return returned
 
-    def _step_checked(
-        self, optimizer: Any, state: dict[str, Any], args: Any, kwargs: Any
-    ) -> float | None:
+    def _step_checked(self, optimizer: Any, args: Any, kwargs: Any) -> float | None:
+        scale, _ = self._check_scale_growth_tracker("step")
         step = self._open_step(optimizer)
+        state = self._per_optimizer_states[id(optimizer)]
         fused = is_fused(optimizer)
         if state["stage"] is OptState.UNSCALED:
+            self._iteration.agree_again(step, scale.device, self._process_group)
             if self._recheck:
                 self._look_again(step, state)
-        elif fused and not step.shares_with(self._open.values()):
+        elif fused and not step.shares_with(self._iteration.steps.values()):
             self._check_inf_per_device(optimizer)
             if step.gradients is not None and step.gradients.shared:
                 # The kernel would divide one memory twice.
@@ -400,13 +380,13 @@ class GradScaler(torch.amp.GradScaler):
             return None
         if not fused:
             return self._maybe_opt_step(optimizer, state, *args, **kwargs)
-        found_inf = self._skip(state)
+        found_inf = skip_of(state, scale.device)
         if prepare_momentum(optimizer) and found_inf.item():
             guards.tell_scheduler(optimizer)
             return None
         grad_scale = leftover = None
         if state["stage"] is OptState.READY:
-            grad_scale = self._scale_behind(optimizer)
+            grad_scale = self._scale_behind(step)
             leftover = torch.where(found_inf == 0.0, 1.0, inverse(grad_scale))
             if step.clip is not None:
                 grad_scale = grad_scale / step.clip.coef
@@ -418,7 +398,8 @@ class GradScaler(torch.amp.GradScaler):
     def _maybe_opt_step(
         self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        if self._skip(optimizer_state).item():
+        scale, _ = self._check_scale_growth_tracker("step")
+        if skip_of(optimizer_state, scale.device).item():
             guards.tell_scheduler(optimizer)
             return None
         return optimizer.step(*args, **kwargs)
@@ -438,23 +419,14 @@ class GradScaler(torch.amp.GradScaler):
         return optimizer.step(*args, grad_scaler=self, **kwargs)
 
     def _look_again(self, step: OpenStep, state: dict[str, Any]) -> None:
-        skip, found, amax = self._skip(state), step.found, step.amax
+        scale, _ = self._check_scale_growth_tracker("step")
+        skip, found, amax = skip_of(state, scale.device), step.found, step.amax
         again = self._look(step, torch.ones_like(skip), skip, True)
         # `amax` is of the scaled gradients: the first look's.
         step.amax = amax
         if found is not None and step.found is not None:
             step.found = torch.maximum(found, step.found)
         state["found_inf_per_device"] = again
-
-    def _skip(self, state: dict[str, Any]) -> Tensor:
-        """Return f32[], exactly 0 or 1, from the flags of all devices."""
-        scale, _ = self._check_scale_growth_tracker("step")
-        flags = [
-            moved(flag.reshape(()), scale.device)
-            for flag in state["found_inf_per_device"].values()
-        ]
-        skip = flags[0] if len(flags) == 1 else torch.stack(flags).amax()
-        return (skip != 0.0).float()
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Move the scale and end the step. No host sync.
@@ -486,13 +458,7 @@ class GradScaler(torch.amp.GradScaler):
         if idle:
             everyone = [] if parts else [ledger.total]
             settle_idle(ledger, everyone + [self._account(key) for key in idle])
-        self._settled = {
-            key: self._open.get(key, OpenStep()) for key in self._per_optimizer_states
-        }
-        for step in self._settled.values():
-            # Only the reading is looked at later: let go of the gradients.
-            step.gradients = None
-        self._forget()
+        self._iteration.end(ledger.used_scale)
         if (parts or idle) and _host_may_act():
             self._act_on_late_facts(self._mailbox.exchange(ledger.total.row))
 
@@ -508,12 +474,14 @@ class GradScaler(torch.amp.GradScaler):
 
     def _parts(self) -> tuple[list[Part], list[int]]:
         """Return what each optimizer contributes, and the keys of the idle ones."""
+        scale, _ = self._check_scale_growth_tracker("update")
+        steps, params_clip = self._iteration.steps, self._iteration.params_clip
         parts, idle = [], []
         for key, state in self._per_optimizer_states.items():
             if state["found_inf_per_device"]:
-                step = self._open.get(key, OpenStep())
-                clip = self._params_clip if step.clip is None else step.clip
-                skip = self._skip(state)
+                step = steps.get(key, OpenStep())
+                clip = params_clip if step.clip is None else step.clip
+                skip = skip_of(state, scale.device)
                 part = Part(
                     account=self._account(key),
                     stepped=state["stage"] is OptState.STEPPED,
@@ -524,15 +492,9 @@ class GradScaler(torch.amp.GradScaler):
                     amax=step.amax,
                 )
                 parts.append(part)
-            elif state["stage"] is not OptState.READY and key in self._open:
+            elif state["stage"] is not OptState.READY and key in steps:
                 idle.append(key)
         return parts, idle
-
-    def _forget(self) -> None:
-        self._per_optimizer_states = defaultdict(_fresh_state)
-        self._open = {}
-        self._params_clip = None
-        self._scaled_since_update = False
 
     def reset(self, optimizer: Any = None) -> None:
         """Forget an iteration that is abandoned: no step, no move of the scale.
@@ -544,12 +506,12 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             return
-        self._per_optimizer_states.pop(id(optimizer), None)
-        self._open.pop(id(optimizer), None)
-        if optimizer is None or not self._open:
-            self._forget()
-            if self._ledger is not None:
-                self._ledger.loss_finite.fill_(1.0)
+        if optimizer is None:
+            self._iteration.renew()
+        else:
+            self._iteration.forget(optimizer)
+        if not self._iteration.steps and self._ledger is not None:
+            self._ledger.loss_finite.fill_(1.0)
 
     @property
     def last(self) -> StepOutcome | None:
@@ -560,9 +522,10 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             return self._disabled_book.outcome()
-        if self._ledger is None or not self._settled:
+        settled = self._iteration.settled
+        if self._ledger is None or not settled:
             return None
-        return outcome_of(self._ledger.total, self._accounts, self._settled)
+        return outcome_of(self._ledger.total, self._accounts, settled)
 
     @property
     def applied_steps(self) -> StepCount:
@@ -645,6 +608,7 @@ class GradScaler(torch.amp.GradScaler):
         self._policy = replace(self._policy, **setting)
 
     # Attributes of torch's class that public code reads and writes.
+    _per_optimizer_states = property(lambda self: self._iteration.states)
     _growth_factor = property(
         lambda self: torch_settings(self._policy)[0],
         lambda self, value: self._set_move(growth_factor=value),
@@ -698,12 +662,12 @@ class GradScaler(torch.amp.GradScaler):
 
     def _open_step(self, optimizer: Any) -> OpenStep:
         key = id(optimizer)
-        if key not in self._open:
-            self._open[key] = OpenStep(optimizer, (self._model, optimizer))
-            if key not in self._accounts and not torch.compiler.is_compiling():
-                # The key is an address: it dies with the optimizer.
-                weakref.finalize(optimizer, self._accounts.pop, key, None)
-        return self._open[key]
+        if key not in self._accounts and not torch.compiler.is_compiling():
+            if self._ledger is not None:
+                self._account(key)
+            # The key is an address: it dies with the optimizer.
+            weakref.finalize(optimizer, self._accounts.pop, key, None)
+        return self._iteration.open(optimizer, self._model)
 
     def _account(self, key: int) -> Account:
         if key not in self._accounts:
@@ -712,36 +676,9 @@ class GradScaler(torch.amp.GradScaler):
             self._accounts[key] = new_account(ledger.debt.device, *counts)
         return self._accounts[key]
 
-    def _unscaled_steps(self) -> list[OpenStep]:
-        return [
-            step
-            for key, step in self._open.items()
-            if self._per_optimizer_states[key]["stage"] is OptState.UNSCALED
-        ]
-
-    def _clipped_steps(self) -> list[OpenStep]:
-        """Return the steps whose clip waits to be folded in."""
-        return [
-            step
-            for key, step in self._open.items()
-            if self._per_optimizer_states[key]["stage"] is OptState.READY
-            and step.clip is not None
-        ]
-
-    def _params_of(self, steps: list[OpenStep]) -> list[Tensor]:
-        return [
-            param
-            for step in steps
-            if step.gradients is not None
-            for param in step.gradients.params
-        ]
-
-    def _closed_params(self) -> list[Tensor]:
-        """Return the parameters to whose gradients no backward should add."""
-        return self._params_of(self._unscaled_steps() + self._clipped_steps())
-
     def _report_late_backward(self, params: list[Tensor]) -> None:
-        sources = [self._model, *(step.optimizer for step in self._open.values())]
+        steps = self._iteration.steps.values()
+        sources = [self._model, *(step.optimizer for step in steps)]
         guards.report_late_backward(names_of(params, sources), self._guard == "raise")
 
 

@@ -1,0 +1,183 @@
+"""One optimizer's step, from the first touch to the update."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradscale.errors import GradientError
+from gradscale.torch.agreement import agree
+from gradscale.torch.clipping import Clip
+from gradscale.torch.devices import moved
+from gradscale.torch.gradients import Gradients, Reading, gather, read
+from gradscale.torch.names import names_of
+from gradscale.torch.unscaling import multiply_
+
+
+@dataclass
+class OpenStep:
+    """One optimizer's step before `update()`.
+
+    Attributes:
+        optimizer: Whose step it is; None if only its flags are known.
+        names: Where its parameters' names are looked up.
+        gradients: As last gathered; None before that.
+        reading: What they showed when they were last read.
+        versions: The version of each gradient after it was unscaled or stepped on;
+            None while it is as backward left it.
+        leftover: f32[], what unscaled gradients are still to be multiplied by: a fused
+            optimizer that skips leaves them scaled. None means by nothing.
+        clip: The clip that waits to be folded into the step, or was applied.
+        found: f32[], 1 if an element was not finite on any rank, else 0.
+        norm_found: f32[], 1 if a norm was not usable on any rank, else 0.
+        amax: f32[], the largest magnitude on any rank.
+        multiplier: f32[], what the gradients were or were to be multiplied by.
+        scale: f32[], the scale behind the gradients if an update came in between.
+    """
+
+    optimizer: Any = None
+    names: tuple[Any, ...] = ()
+    gradients: Gradients | None = None
+    reading: Reading | None = None
+    versions: list[int] | None = None
+    leftover: Tensor | None = None
+    clip: Clip | None = None
+    found: Tensor | None = None
+    norm_found: Tensor | None = None
+    amax: Tensor | None = None
+    multiplier: Tensor | None = None
+    scale: Tensor | None = None
+
+    def params(self) -> list[Tensor]:
+        """Return all parameters of the optimizer."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def read(
+        self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
+    ) -> Gradients:
+        """Bring the reading up to date; one that still holds is kept."""
+        gradients = gather(self.params(), allow_fp16=allow_fp16, names=self.names)
+        held, self.gradients = self.reading, gradients
+        unchanged = held is not None and held.marks and held.marks == gradients.marks
+        if norm_type is not None or not unchanged:
+            self.reading = None
+            if gradients.tensors:
+                self.reading = read(gradients, home, norm_type)
+        return gradients
+
+    def look(
+        self,
+        multiplier: Tensor,
+        found_inf: Tensor,
+        *,
+        allow_fp16: bool,
+        params_clip: Clip | None,
+        loss_finite: Tensor | None,
+        group: Any,
+    ) -> dict[torch.device, Tensor]:
+        """Read the gradients once; return whether to skip, for each of their devices.
+
+        Args:
+            multiplier: f32[] or f32[1], what the gradients are or will be multiplied
+                by; what overflows by it counts as not finite.
+            found_inf: f32[] or f32[1], 1 if the step is to be skipped anyway.
+            allow_fp16: Accept f16 gradients.
+            params_clip: A clip of bare parameters, which may ask for a skip too.
+            loss_finite: f32[], set to 0 if it is 0 on any rank.
+            group: The ranks that decide together.
+
+        Returns:
+            f32 of `found_inf`'s shape, 0 or 1; nothing if there is no gradient at all.
+        """
+        gradients = self.read(allow_fp16=allow_fp16, home=found_inf.device)
+        together = group is not None or gradients.sharded
+        # A rank without gradients still takes part: the others would wait for it.
+        if gradients.present == 0 and not together:
+            return {}
+        found = amax = norm_found = bad_loss = torch.zeros_like(found_inf).reshape(())
+        self.multiplier = multiplier.reshape(())
+        if self.reading is not None:
+            found = self.reading.found(self.multiplier)
+            amax = self.reading.amax()
+        for clip in (self.clip, params_clip):
+            if clip is not None:
+                norm_found = torch.maximum(norm_found, clip.found)
+        if loss_finite is not None:
+            bad_loss = 1.0 - loss_finite
+        self.found, self.norm_found, self.amax, bad_loss = agree(
+            (found, norm_found, amax, bad_loss), group, gradients.sharded
+        )
+        if loss_finite is not None and together:
+            loss_finite.copy_(1.0 - bad_loss)
+        found = torch.maximum(found_inf, torch.maximum(self.found, self.norm_found))
+        devices = {tensor.device for tensor in gradients.tensors} or {found.device}
+        return {device: moved(found, device) for device in devices}
+
+    def close(self, leftover: Tensor | None = None) -> None:
+        """Note that the gradients are unscaled from here on, but for `leftover`."""
+        self.leftover = leftover
+        if self.gradients is not None and not torch.compiler.is_compiling():
+            self.versions = [tensor._version for tensor in self.gradients.tensors]
+
+    def culprits(self) -> list[str]:
+        """Return the names of the parameters that were not finite. Syncs."""
+        if self.reading is None or self.multiplier is None:
+            return []
+        return names_of(self.reading.culprits(self.multiplier), self.names)
+
+    def shares_with(self, others: Iterable["OpenStep"]) -> bool:
+        """Return whether another step has unscaled gradients of this optimizer."""
+        closed = [
+            id(param)
+            for other in others
+            if other.versions is not None and other.gradients is not None
+            for param in other.gradients.params
+        ]
+        if not closed:
+            return False
+        return not {id(param) for param in self.params()}.isdisjoint(closed)
+
+
+def unscale_once_(
+    step: OpenStep, others: Iterable[OpenStep], inv_scale: Tensor
+) -> None:
+    """Multiply the gradients of `step`; those that another step unscaled stay.
+
+    Raises:
+        GradientError: One of them was unscaled with another optimizer and changed
+            since: nobody can tell what it now holds.
+    """
+    assert step.gradients is not None
+    unscaled = {
+        tensor.data_ptr(): (version, other.leftover)
+        for other in others
+        if other.gradients is not None and other.versions is not None
+        for tensor, version in zip(other.gradients.tensors, other.versions, strict=True)
+    }
+    if not unscaled:
+        multiply_(step.gradients.tensors, inv_scale)
+        return
+    fresh, rest = [], []
+    pairs = zip(step.gradients.params, step.gradients.tensors, strict=True)
+    for param, tensor in pairs:
+        version, leftover = unscaled.get(tensor.data_ptr(), (None, None))
+        if version is None:
+            fresh.append(tensor)
+        elif version != tensor._version:
+            raise _two_owners(names_of([param], step.names)[0])
+        elif leftover is not None:
+            rest.append((tensor, leftover))
+    multiply_(fresh, inv_scale)
+    for tensor, leftover in rest:
+        multiply_([tensor], leftover)
+
+
+def _two_owners(name: str) -> GradientError:
+    return GradientError(
+        f"{name} belongs to two optimizers; its gradient was unscaled with the first "
+        "and changed since. Whether it is scaled now cannot be told. Call update() "
+        "between the two steps, or give each parameter to one optimizer.",
+        code="GS106",
+    )
