@@ -245,15 +245,16 @@ scaler.update()
     Entry(
         code="GS104",
         name="backward-after-unscale",
-        summary="backward() added scaled gradients to unscaled ones",
+        summary="backward() added to gradients that were unscaled or clipped already",
         meaning=(
-            "The gradients of an optimizer had been unscaled in this iteration when "
-            "another backward pass added to them. A warning; an error with "
-            'guard="raise".'
+            "The gradients of an optimizer had been unscaled or clipped in this "
+            "iteration when another backward pass added to them. A warning; an error "
+            'with guard="raise".'
         ),
         why=(
-            "The sum is neither scaled nor unscaled. With a scale of 2^16 the second "
-            "part weighs 65536 times too much, and the step is wrong."
+            "The sum is neither scaled nor unscaled, neither clipped nor whole. With a "
+            "scale of 2^16 the second part weighs 65536 times too much, and the step "
+            "is wrong."
         ),
         example="""\
 scaler.scale(loss_of(batch)).backward()

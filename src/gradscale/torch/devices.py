@@ -59,7 +59,7 @@ def warn_disabled(kind: str) -> None:
         warnings.warn(
             "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  "
             "Disabling.",
-            stacklevel=4,
+            stacklevel=3,
         )
     else:
         message = (
@@ -67,4 +67,4 @@ def warn_disabled(kind: str) -> None:
             "Scaling is turned off: gradients are neither scaled nor checked. Pass "
             "device='cpu' to scale on the CPU, or enabled=False to say so yourself."
         )
-        warnings.warn(GradscaleWarning(message, code="GS107"), stacklevel=4)
+        warnings.warn(GradscaleWarning(message, code="GS107"), stacklevel=3)

@@ -1,20 +1,16 @@
-"""The gradients of an optimizer: gathered, and read once."""
+"""The gradients of an optimizer, and what one read of them shows."""
 
 import ctypes
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradscale.errors import GradientError
 from gradscale.torch.devices import moved
-from gradscale.torch.names import names_of
 
-REAL_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 # Many small reads cost more than one copy: 4000 x 1024 in
 # benchmarks/results/step_cpu.json.
 SMALL = 16384
@@ -53,6 +49,7 @@ class Reading(NamedTuple):
             the home device, the largest magnitude, NaN if there is one.
         peaks: (positions, peaks) for each group: float[n] on the group's device, one
             for each parameter; None where the group is known to be harmless.
+        devices: Where the gradients are.
         norm: f32[] or f64[] on the home device, the norm of the gradients as they
             are; None if it was not asked for.
     """
@@ -61,6 +58,7 @@ class Reading(NamedTuple):
     params: list[Tensor]
     groups: list[tuple[torch.dtype, Tensor]]
     peaks: list[tuple[list[int], Tensor | None]]
+    devices: list[torch.device]
     norm: Tensor | None
 
     def found(self, multiplier: Tensor) -> Tensor:
@@ -97,62 +95,6 @@ class Reading(NamedTuple):
 
 
 @torch.no_grad()
-def gather(
-    params: Iterable[Tensor], *, allow_fp16: bool, names: Iterable[Any] = ()
-) -> Gradients:
-    """Collect the gradients of `params`, refusing by name what cannot be unscaled.
-
-    A sparse gradient is coalesced and an expanded one is written out; both replace
-    `.grad`. No host sync.
-
-    Args:
-        params: The parameters; those without a gradient are passed over.
-        allow_fp16: Accept f16 gradients.
-        names: What `names_of` needs to name a parameter in an error.
-    """
-    found = Gradients([], [], [], 0, False, False)
-    by_address: dict[int, Tensor] = {}
-    halves: list[Tensor] = []
-    tracing = torch.compiler.is_compiling()
-    present, shared, sharded, views = 0, False, False, False
-    for param in params:
-        if not isinstance(param, Tensor):
-            raise AssertionError(
-                f"expected param to be torch.Tensor, got {type(param).__name__}"
-            )
-        grad = param.grad
-        if grad is None:
-            sharded |= hasattr(param, "to_local")
-            continue
-        present += 1
-        if grad.dtype is torch.float16 and not allow_fp16:
-            halves.append(param)
-        if type(grad) is not Tensor or grad.dtype not in REAL_DTYPES:
-            sharded |= hasattr(grad, "to_local")
-            grad = _plain(param, grad, names)
-        elif grad.layout is not torch.strided or not grad.is_contiguous():
-            grad = _strided(param, grad, names)
-        if grad.numel() == 0:
-            continue
-        if not tracing:
-            address = grad.data_ptr()
-            if address in by_address:
-                _check_same_view(param, grad, by_address[address], names)
-                shared = True
-                continue
-            by_address[address] = grad
-            views |= grad._is_view()
-            found.marks.append((address, grad._version))
-        found.params.append(param)
-        found.tensors.append(grad)
-    if halves:
-        raise _fp16_refused(halves, names)
-    if views:
-        _check_apart(found, names)
-    return found._replace(present=present, shared=shared, sharded=sharded)
-
-
-@torch.no_grad()
 def read(
     gradients: Gradients, home: torch.device, norm_type: float | None = None
 ) -> Reading:
@@ -167,23 +109,36 @@ def read(
         norm_type: Also take the norm of this order, summed wide enough not to
             overflow where the norm does not.
     """
-    grouped: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
-    for i, tensor in enumerate(gradients.tensors):
-        grouped[tensor.device, tensor.dtype].append(i)
-    groups, peaks, norms = [], [], []
-    for (device, dtype), positions in grouped.items():
-        tensors = [gradients.tensors[i] for i in positions]
+    groups, peaks, norms, devices = [], [], [], []
+    for (device, dtype), positions, tensors in by_kind(gradients.tensors):
         on_host = device.type == "cpu" and not torch.compiler.is_compiling()
         read_group = _read_on_host if on_host else _read_on_device
         peak, each, norm = read_group(tensors, norm_type)
         groups.append((dtype, moved(peak, home)))
         peaks.append((positions, each))
+        devices.append(device)
         if norm is not None:
             norms.append(moved(norm, home))
     total = None
     if norm_type is not None:
         total = combine_norms(norms, norm_type)
-    return Reading(gradients.marks, gradients.params, groups, peaks, total)
+    return Reading(gradients.marks, gradients.params, groups, peaks, devices, total)
+
+
+def by_kind(
+    tensors: Sequence[Tensor],
+) -> list[tuple[tuple[torch.device, torch.dtype], list[int], list[Tensor]]]:
+    """Return the tensors of each device and dtype, with their positions."""
+    first = tensors[0]
+    kind = first.device, first.dtype
+    if {t.device for t in tensors} == {kind[0]} and {t.dtype for t in tensors} == {
+        kind[1]
+    }:
+        return [(kind, list(range(len(tensors))), list(tensors))]
+    grouped: dict[tuple[torch.device, torch.dtype], list[int]] = defaultdict(list)
+    for i, tensor in enumerate(tensors):
+        grouped[tensor.device, tensor.dtype].append(i)
+    return [(k, at, [tensors[i] for i in at]) for k, at in grouped.items()]
 
 
 def combine_norms(norms: Sequence[Tensor], norm_type: float) -> Tensor:
@@ -258,88 +213,3 @@ def _value(scalar: Tensor) -> float:
 
 def _at_least_f32(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
-
-
-def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
-    """Return the plain tensor behind a subclass, a complex or an exotic gradient."""
-    to_local = getattr(grad, "to_local", None)
-    if to_local is not None:
-        grad = to_local()
-    if grad.is_complex():
-        if grad.layout is not torch.strided:
-            raise _refused(param, grad, "a complex sparse gradient", names)
-        return torch.view_as_real(_strided(param, grad, names))
-    if grad.dtype not in REAL_DTYPES:
-        raise _refused(param, grad, f"a gradient of dtype {grad.dtype}", names)
-    return _strided(param, grad, names)
-
-
-def _strided(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
-    """Return a strided tensor without overlap; `.grad` is replaced where needed."""
-    if grad.layout is torch.sparse_coo:
-        if not grad.is_coalesced():
-            # The sum of duplicates may overflow although none of them does.
-            grad = param.grad = grad.coalesce()
-        return grad._values()
-    if grad.layout is not torch.strided:
-        raise _refused(param, grad, f"a gradient of layout {grad.layout}", names)
-    overlaps = any(
-        stride == 0 and size > 1
-        for stride, size in zip(grad.stride(), grad.shape, strict=True)
-    )
-    if overlaps:
-        grad = param.grad = grad.clone(memory_format=torch.contiguous_format)
-    return grad
-
-
-def _check_same_view(
-    param: Tensor, grad: Tensor, other: Tensor, names: Iterable[Any]
-) -> None:
-    if grad.shape != other.shape or grad.stride() != other.stride():
-        raise _refused(
-            param, grad, "a gradient that overlaps another one's memory", names
-        )
-
-
-def _check_apart(gradients: Gradients, names: Iterable[Any]) -> None:
-    """Refuse a gradient that overlaps another; slices of one buffer are fine."""
-    spans = sorted(
-        (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, place)
-        for place, tensor in enumerate(gradients.tensors)
-        # Interleaved slices may be apart although their spans are not.
-        if tensor.is_contiguous()
-    )
-    for (_, end, _), (start, _, place) in pairwise(spans):
-        if start < end:
-            raise _refused(
-                gradients.params[place],
-                gradients.tensors[place],
-                "a gradient that overlaps another one's memory",
-                names,
-            )
-
-
-def _refused(
-    param: Tensor, grad: Tensor, what: str, names: Iterable[Any]
-) -> GradientError:
-    return GradientError(
-        f"{names_of([param], names)[0]} has {what} (shape {tuple(grad.shape)}). "
-        "It cannot be unscaled in place without a wrong result. Give the parameter a "
-        "dense gradient of its own in f16, bf16, f32, f64 or a complex type, or keep "
-        "it out of this optimizer.",
-        code="GS106",
-    )
-
-
-def _fp16_refused(params: list[Tensor], names: Iterable[Any]) -> GradientError:
-    listed = ", ".join(names_of(params[:8], names))
-    more = f" and {len(params) - 8} more" if len(params) > 8 else ""
-    return GradientError(
-        f"The gradients of {listed}{more} are float16. Dividing them by the scale in "
-        "float16 loses what the scale has saved. Keep the trainable parameters in "
-        "float32 (for p in model.parameters(): p.data = p.data.float() if "
-        "p.requires_grad else p.data) and compute under torch.autocast, or pass "
-        "allow_fp16=True.",
-        code="GS105",
-        replaces="Attempting to unscale FP16 gradients.",
-    )

@@ -52,7 +52,7 @@ class Watchman:
                 "Pass a lower scale, or use DynamicScale. Further skips are counted in "
                 "scaler.skipped_steps.",
                 "GS205",
-                stacklevel=4,
+                stacklevel=5,
             )
         if late_row[-1]:
             self._warn_once(
@@ -61,7 +61,7 @@ class Watchman:
                 f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
                 "would have broken the bounds of the policy. Pass a scale inside them.",
                 "GS109",
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def warn_no_gradients(self, optimizer: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from gradscale.errors import GradientError
 from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
-from gradscale.torch.gradients import Gradients, Reading, gather, read
+from gradscale.torch.gathering import gather
+from gradscale.torch.gradients import Gradients, Reading, read
 from gradscale.torch.names import names_of
 from gradscale.torch.unscaling import multiply_
 
@@ -24,6 +26,7 @@ class OpenStep:
         optimizer: Whose step it is; None if only its flags are known.
         names: Where its parameters' names are looked up.
         gradients: As last gathered; None before that.
+        accepts_fp16: They were gathered with f16 ones accepted.
         reading: What they showed when they were last read.
         versions: The version of each gradient after it was unscaled or stepped on;
             None while it is as backward left it.
@@ -40,6 +43,7 @@ class OpenStep:
     optimizer: Any = None
     names: tuple[Any, ...] = ()
     gradients: Gradients | None = None
+    accepts_fp16: bool = False
     reading: Reading | None = None
     versions: list[int] | None = None
     leftover: Tensor | None = None
@@ -58,14 +62,31 @@ class OpenStep:
         self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
     ) -> Gradients:
         """Bring the reading up to date; one that still holds is kept."""
-        gradients = gather(self.params(), allow_fp16=allow_fp16, names=self.names)
-        held, self.gradients = self.reading, gradients
-        unchanged = held is not None and held.marks and held.marks == gradients.marks
-        if norm_type is not None or not unchanged:
-            self.reading = None
-            if gradients.tensors:
-                self.reading = read(gradients, home, norm_type)
+        held = self.reading
+        gradients = self.gradients
+        if gradients is None or held is None or not self._untouched(allow_fp16):
+            gradients = gather(self.params(), allow_fp16=allow_fp16, names=self.names)
+            self.gradients, self.accepts_fp16 = gradients, allow_fp16
+        elif norm_type is None:
+            return gradients
+        self.reading = None
+        if gradients.tensors:
+            self.reading = read(gradients, home, norm_type)
         return gradients
+
+    def _untouched(self, allow_fp16: bool) -> bool:
+        """Return whether the gradients are the very ones that were gathered last."""
+        assert self.gradients is not None
+        if torch.compiler.is_compiling() or self.accepts_fp16 > allow_fp16:
+            return False
+        tensors = self.gradients.tensors
+        now = [grad for param in self.params() if (grad := param.grad) is not None]
+        versions = [version for _, version in self.gradients.marks]
+        return (
+            len(now) == len(tensors)
+            and all(map(is_, now, tensors))
+            and [tensor._version for tensor in tensors] == versions
+        )
 
     def look(
         self,
@@ -112,7 +133,7 @@ class OpenStep:
         if loss_finite is not None and together:
             loss_finite.copy_(1.0 - bad_loss)
         found = torch.maximum(found_inf, torch.maximum(self.found, self.norm_found))
-        devices = {tensor.device for tensor in gradients.tensors} or {found.device}
+        devices = {found.device} if self.reading is None else self.reading.devices
         return {device: moved(found, device) for device in devices}
 
     def close(self, leftover: Tensor | None = None) -> None:

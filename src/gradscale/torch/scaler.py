@@ -30,7 +30,8 @@ from gradscale.torch.clipping import (
 from gradscale.torch.counting import StepCount, postfix
 from gradscale.torch.devices import device_type, is_there, moved, warn_disabled
 from gradscale.torch.fused import handed_over, is_fused, prepare_momentum, wants_scaler
-from gradscale.torch.gradients import combine_norms, gather
+from gradscale.torch.gathering import gather
+from gradscale.torch.gradients import combine_norms
 from gradscale.torch.iteration import Iteration, params_of, skip_of
 from gradscale.torch.late_backward import watch_backward
 from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger

@@ -1,0 +1,1 @@
+"""The embedded training run: one small model in five precisions. Returns data."""

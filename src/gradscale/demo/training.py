@@ -1,0 +1,164 @@
+"""One run in one precision: settings in, curves out."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gradscale.demo.precisions import Precision
+from gradscale.demo.text import Text
+from gradscale.torch import GradScaler
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What all runs of a comparison share.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        seed: Of the weights and of the batches.
+        steps: Optimizer steps of each run, skipped ones included.
+        batch: Characters predicted in one step; the loss is their mean.
+        context, depth, width: Of the model.
+        learning_rate: Of AdamW, whose other settings are PyTorch's defaults.
+        measurements: How often in a run the lost share is measured.
+    """
+
+    device: str = "cpu"
+    seed: int = 0
+    steps: int = 200
+    batch: int = 4096
+    context: int = 8
+    depth: int = 18
+    width: int = 20
+    learning_rate: float = 4e-3
+    measurements: int = 8
+
+    @property
+    def measured_steps(self) -> range:
+        """The steps, from 0, whose gradients are compared with those of FP32."""
+        return range(0, self.steps, max(1, self.steps // self.measurements))
+
+    @property
+    def shown_steps(self) -> list[int]:
+        """The counts of steps after which the held-out loss is taken."""
+        return [*range(10, self.steps, 10), self.steps]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one run showed.
+
+    Attributes:
+        name: Of the precision.
+        seed: Of its weights and batches.
+        losses: (steps done, loss on held-out text); the loss is computed in FP32.
+        scales: The scale of each step; empty where nothing scales.
+        skipped: The steps that were skipped, counted from 0.
+        lost_share: Elements of the weight gradients that are zero here and not in
+            FP32, as a share of those that are not zero in FP32.
+    """
+
+    name: str
+    seed: int
+    losses: tuple[tuple[int, float], ...]
+    scales: tuple[float, ...]
+    skipped: tuple[int, ...]
+    lost_share: float
+
+    @property
+    def final_loss(self) -> float:
+        """The held-out loss after the last step."""
+        return self.losses[-1][1]
+
+
+def train(
+    precision: Precision,
+    model: nn.Module,
+    text: Text,
+    settings: Settings,
+    on_step: Callable[[], None],
+) -> Run:
+    """Train `model` in place and say how it went.
+
+    Args:
+        precision: What to compute in, and how the loss is scaled.
+        model: With f32 weights, on the device of the settings.
+        text: What to train and to test on.
+        settings: Its seed decides the batches.
+        on_step: Called after each step.
+    """
+    params = list(model.parameters())
+    optimizer = torch.optim.AdamW(params, lr=settings.learning_rate)
+    scaled = precision.policy is not None
+    scaler = GradScaler(settings.device, policy=precision.policy, enabled=scaled)
+    batches = torch.Generator().manual_seed(settings.seed)
+    probe = _windows(text.held_out, settings, torch.Generator().manual_seed(0))
+    losses = [(0, _held_out_loss(model, probe))]
+    scales, skipped, shares = [], [], []
+    for step in range(settings.steps):
+        windows = _windows(text.training, settings, batches)
+        optimizer.zero_grad()
+        scaler.scale(_loss(model, windows, precision.dtype)).backward()
+        scaler.unscale_(optimizer)
+        share = None
+        if step in settings.measured_steps:
+            exact = torch.autograd.grad(_loss(model, windows, torch.float32), params)
+            share = lost_share(exact, [param.grad for param in params])
+        scales.append(scaler.get_scale())
+        scaler.step(optimizer)
+        scaler.update()
+        if not scaler.last.applied:
+            skipped.append(step)
+        elif share is not None:
+            shares.append(share)
+        if step + 1 in settings.shown_steps:
+            losses.append((step + 1, _held_out_loss(model, probe)))
+        on_step()
+    return Run(
+        name=precision.name,
+        seed=settings.seed,
+        losses=tuple(losses),
+        scales=tuple(scales) if scaled else (),
+        skipped=tuple(skipped),
+        lost_share=sum(shares) / len(shares) if shares else math.nan,
+    )
+
+
+def lost_share(exact: Iterable[Tensor], seen: Iterable[Tensor]) -> float:
+    """Return which share of the non-zero elements of `exact` is zero in `seen`.
+
+    >>> lost_share([torch.tensor([1.0, 2.0, 0.0])], [torch.tensor([1.0, 0.0, 0.0])])
+    0.5
+    """
+    lost = there = 0
+    for true, grad in zip(exact, seen, strict=True):
+        lost += int(((true != 0) & (grad == 0)).sum())
+        there += int((true != 0).sum())
+    return lost / there if there else 0.0
+
+
+def _windows(symbols: Tensor, settings: Settings, generator: torch.Generator) -> Tensor:
+    """Draw i64[batch, context + 1]: what the model sees, and what comes next."""
+    length = settings.context + 1
+    # Drawn on the CPU: the same batches on every device.
+    starts = torch.randint(
+        len(symbols) - length + 1, (settings.batch, 1), generator=generator
+    )
+    return symbols[starts + torch.arange(length)].to(settings.device)
+
+
+def _loss(model: nn.Module, windows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return f32[], the mean over the batch, computed as autocast does in `dtype`."""
+    half = dtype is not torch.float32
+    device = windows.device.type
+    with torch.autocast(device, dtype=dtype if half else None, enabled=half):
+        logits = model(windows[:, :-1])
+    return nn.functional.cross_entropy(logits.float(), windows[:, -1])
+
+
+@torch.no_grad()
+def _held_out_loss(model: nn.Module, windows: Tensor) -> float:
+    return float(_loss(model, windows, torch.float32))
