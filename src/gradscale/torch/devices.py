@@ -52,14 +52,19 @@ def is_there(kind: str) -> bool:
         return False
 
 
-def warn_disabled(kind: str) -> None:
-    """Say that scaling is off because the device is missing; from a constructor."""
+def warn_disabled(kind: str, frames: int) -> None:
+    """Say that scaling is off because the device is missing.
+
+    Args:
+        kind: The type of the device.
+        frames: How far up the user's line is.
+    """
     if kind == "cuda":
         # The words of torch.amp.GradScaler: filters out there match them.
         warnings.warn(
             "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  "
             "Disabling.",
-            stacklevel=3,
+            stacklevel=frames,
         )
     else:
         message = (
@@ -67,4 +72,4 @@ def warn_disabled(kind: str) -> None:
             "Scaling is turned off: gradients are neither scaled nor checked. Pass "
             "device='cpu' to scale on the CPU, or enabled=False to say so yourself."
         )
-        warnings.warn(GradscaleWarning(message, code="GS107"), stacklevel=3)
+        warnings.warn(GradscaleWarning(message, code="GS107"), stacklevel=frames)

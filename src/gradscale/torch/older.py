@@ -10,6 +10,7 @@ class OlderGradScaler(GradScaler):
     """What the classes of `torch.cuda.amp` and `torch.cpu.amp` have in common."""
 
     kind: ClassVar[str]
+    _frames_to_caller = 4
 
     def __init__(
         self,

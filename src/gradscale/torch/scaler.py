@@ -7,7 +7,7 @@ that are inherited from torch.amp, so all of them stand here.
 import warnings
 import weakref
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -81,6 +81,8 @@ class GradScaler(torch.amp.GradScaler):
             that what was written into them in between is checked too.
     """
 
+    _frames_to_caller: ClassVar[int] = 3
+
     # The base class sets its attributes in its own __init__, without bounds and
     # without checks: it is not called.
     def __init__(
@@ -105,7 +107,7 @@ class GradScaler(torch.amp.GradScaler):
         guards.check_choice("kernels", kernels, ("auto", "plain"))
         self._enabled = bool(enabled)
         if self._enabled and not is_there(self._device):
-            warn_disabled(self._device)
+            warn_disabled(self._device, self._frames_to_caller)
             self._enabled = False
         moves = (init_scale, growth_factor, backoff_factor, growth_interval)
         self._policy = saving.chosen(policy, moves) if self._enabled else NoScale()
