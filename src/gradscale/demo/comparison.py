@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ import torch
 
 from gradscale.demo.model import seeded_model
 from gradscale.demo.precisions import FP32, PRECISIONS, Precision
-from gradscale.demo.text import Text, library_text
+from gradscale.demo.text import library_text
 from gradscale.demo.training import Run, Settings, train
 from gradscale.errors import ConfigError
 
@@ -58,6 +58,8 @@ def chosen_device(name: str) -> str:
         ConfigError: If "cuda" is asked for and there is none.
     """
     there = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if there else "cpu"
     if name == "cuda" and not there:
         raise ConfigError(
             "device=cuda was asked for and PyTorch sees no GPU. The demo cannot run "
@@ -65,7 +67,7 @@ def chosen_device(name: str) -> str:
             "that supports this GPU.",
             code="GS107",
         )
-    return "cuda" if name == "auto" and there else "cpu" if name == "auto" else name
+    return name
 
 
 def planned_runs(settings: Settings) -> list[tuple[Precision, Settings]]:
@@ -91,7 +93,7 @@ def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
 
     def step_done() -> None:
         if stop.is_set():
-            raise InterruptedError("The demo was stopped.")
+            raise CancelledError
         on_step()
 
     shape = {name: getattr(settings, name) for name in ("context", "depth", "width")}
@@ -120,8 +122,8 @@ def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    # The matrices are tiny: a second thread gains little, and on a busy machine waiting
-    # for it costs ten times the work.
+    # The matrices are tiny: a second thread gains little, and on a busy machine a run
+    # that waits for it took ten times as long.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

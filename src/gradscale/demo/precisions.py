@@ -30,6 +30,6 @@ FP16_STATIC = Precision(
 )
 # All defaults but one: 2000 finite steps in a row are more than the demo has.
 FP16_DYNAMIC = Precision(
-    name="FP16 dynamic", dtype=torch.float16, policy=DynamicScale(growth_interval=25)
+    name="FP16 dynamic", dtype=torch.float16, policy=DynamicScale(growth_interval=20)
 )
 PRECISIONS = (FP32, BF16, FP16_BARE, FP16_STATIC, FP16_DYNAMIC)

@@ -28,12 +28,12 @@ class Settings:
 
     device: str = "cpu"
     seed: int = 0
-    steps: int = 200
+    steps: int = 160
     batch: int = 4096
     context: int = 8
     depth: int = 18
     width: int = 20
-    learning_rate: float = 4e-3
+    learning_rate: float = 3e-3
     measurements: int = 8
 
     @property

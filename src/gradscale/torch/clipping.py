@@ -55,10 +55,11 @@ def clip_of(norm: Tensor, max_norm: float, factor: Tensor) -> Clip:
     norm = norm.float()
     # The same small number as torch.nn.utils.clip_grad_norm_.
     coef = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    usable = torch.isfinite(norm)
-    if max_norm > 0.0:
-        usable = usable & (coef * factor >= SMALLEST_MULTIPLIER)
-    return Clip(norm=norm, coef=coef, found=1.0 - usable.float())
+    # Also False where the norm is inf or NaN: the coefficient is then 0 or NaN.
+    usable = coef * factor >= SMALLEST_MULTIPLIER
+    if max_norm == 0.0:
+        usable = torch.isfinite(norm)
+    return Clip(norm=norm, coef=coef, found=(~usable).float())
 
 
 def clip_params_(

@@ -72,11 +72,12 @@ class Reading(NamedTuple):
         Returns:
             f32[], exactly 0 or 1.
         """
+        # 0 * x is 0 for what is finite and NaN for all else.
         flags = [
-            torch.isfinite((peak * multiplier).to(dtype)) for dtype, peak in self.groups
+            torch.nan_to_num(0.0 * (peak * multiplier).to(dtype), nan=1.0).float()
+            for dtype, peak in self.groups
         ]
-        every = flags[0] if len(flags) == 1 else torch.stack(flags).all()
-        return 1.0 - every.float()
+        return flags[0] if len(flags) == 1 else torch.stack(flags).amax()
 
     def amax(self) -> Tensor:
         """Return the largest magnitude as f32[]."""

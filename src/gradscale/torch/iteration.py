@@ -11,7 +11,7 @@ from torch.amp.grad_scaler import OptState
 from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
-from gradscale.torch.open_step import OpenStep
+from gradscale.torch.open_step import OpenStep, largest
 
 
 def fresh_state() -> dict[str, Any]:
@@ -25,8 +25,8 @@ def skip_of(state: dict[str, Any], home: torch.device) -> Tensor:
     flags = [
         moved(flag.reshape(()), home) for flag in state["found_inf_per_device"].values()
     ]
-    skip = flags[0] if len(flags) == 1 else torch.stack(flags).amax()
-    return (skip != 0.0).float()
+    # Flags may come from elsewhere and be sums: only 0 and 1 are understood.
+    return largest(flags).clamp(0.0, 1.0)
 
 
 class Carried(NamedTuple):

@@ -8,22 +8,23 @@ from torch import Tensor
 
 from gradscale.core.verdicts import StepRecord
 
-# The fields of a row, in order; all f32, flags 0 or 1.
+# The fields of a row, in order; all f32. Flags are 0 where all is well, so that they
+# can be written as they come; `record_of` turns them round.
 ROW = (
     "scale",
-    "applied",
-    "finite",
-    "loss_finite",
-    "norm_finite",
+    "stepped",
+    "skipped",
+    "found",
+    "loss_trace",
+    "norm_found",
     "read",
-    "calibrated",
+    "uncalibrated",
     "grown",
     "floor_steps",
     "amax",
     "grad_norm",
     "refused",
 )
-FLAGS = ROW[1:8]
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Account:
 
     Attributes:
         row: f32[len(ROW)], the facts of the last step.
-        tally: i64[3], updates, applied steps, skipped steps.
+        tally: i64[3], updates, steps asked for, steps skipped.
     """
 
     row: Tensor
@@ -40,8 +41,13 @@ class Account:
 
     def set_tally(self, applied: int, skipped: int) -> None:
         """Set the counts in place."""
-        for place, count in enumerate((applied + skipped, applied, skipped)):
+        for place, count in enumerate((applied + skipped, applied + skipped, skipped)):
             self.tally[place].fill_(count)
+
+    def counts(self) -> tuple[int, int]:
+        """Return how many steps were applied and how many skipped. Syncs."""
+        _, stepped, skipped = self.tally.tolist()
+        return stepped - skipped, skipped
 
 
 @dataclass
@@ -51,22 +57,27 @@ class Ledger:
     Attributes:
         debt: i32[], the part of the policy's state that torch has no name for.
         used_scale: f32[], the scale that multiplied the last loss.
-        loss_finite: f32[], 1 while every loss since the last update was finite.
-        calibrated: f32[], 1 once a finite step was seen.
+        loss_trace: f32[], 0 while every loss since the last update was finite, then
+            NaN.
+        uncalibrated: f32[], 0 once a finite step was seen.
         grown: f32[], 1 if the last update raised the scale.
         floor_steps: f32[], steps in a row that were not finite at the floor.
         refused: f32[], 1 if the last scale given as a tensor was out of bounds.
         total: The account of all optimizers together.
+        zero, one, unasked: f32[], 0, 1 and -1, never written.
     """
 
     debt: Tensor
     used_scale: Tensor
-    loss_finite: Tensor
-    calibrated: Tensor
+    loss_trace: Tensor
+    uncalibrated: Tensor
     grown: Tensor
     floor_steps: Tensor
     refused: Tensor
     total: Account
+    zero: Tensor
+    one: Tensor
+    unasked: Tensor
 
 
 def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Account:
@@ -82,18 +93,21 @@ def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Acc
 def new_ledger(device: torch.device, scale: float, debt: int = 0) -> Ledger:
     """Return the ledger of a run that has not begun."""
 
-    def flag(value: float) -> Tensor:
+    def number(value: float) -> Tensor:
         return torch.full((), value, dtype=torch.float32, device=device)
 
     return Ledger(
         debt=torch.full((), debt, dtype=torch.int32, device=device),
-        used_scale=flag(scale),
-        loss_finite=flag(1.0),
-        calibrated=flag(0.0),
-        grown=flag(0.0),
-        floor_steps=flag(0.0),
-        refused=flag(0.0),
+        used_scale=number(scale),
+        loss_trace=number(0.0),
+        uncalibrated=number(1.0),
+        grown=number(0.0),
+        floor_steps=number(0.0),
+        refused=number(0.0),
         total=new_account(device),
+        zero=number(0.0),
+        one=number(1.0),
+        unasked=number(-1.0),
     )
 
 
@@ -104,9 +118,15 @@ def record_of(row: Sequence[float], step: int) -> StepRecord:
     return StepRecord(
         step=step,
         scale=facts["scale"],
+        applied=facts["stepped"] == 1.0 and facts["skipped"] == 0.0,
+        finite=facts["found"] == 0.0,
+        loss_finite=facts["loss_trace"] == 0.0,
+        norm_finite=facts["norm_found"] == 0.0,
+        read=facts["read"] == 1.0,
+        calibrated=facts["uncalibrated"] == 0.0,
+        grown=facts["grown"] == 1.0,
         floor_steps=int(facts["floor_steps"]),
         amax=facts["amax"],
-        # A norm is never negative: -1 stands for "nobody asked".
+        # A norm is never negative: -1 says that nobody asked.
         grad_norm=None if norm == -1.0 else norm,
-        **{name: bool(facts[name]) for name in FLAGS},
     )

@@ -19,7 +19,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._posted: deque[tuple[Tensor, torch.Event | None]] = deque()
+        self._posted: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def clear(self) -> None:
         """Forget the facts that are on their way."""
@@ -34,16 +34,15 @@ class Mailbox:
         Args:
             facts: float[n]; copied, so it may be overwritten afterwards.
         """
-        if facts.device.type == "cpu":
-            self._posted.append((facts.clone(), None))
-        else:
-            pinned = torch.empty(
-                facts.shape, dtype=facts.dtype, pin_memory=facts.device.type == "cuda"
-            )
+        if facts.device.type == "cuda":
+            pinned = torch.empty(facts.shape, dtype=facts.dtype, pin_memory=True)
             pinned.copy_(facts, non_blocking=True)
-            arrived = torch.Event(facts.device.type)
-            arrived.record()
+            arrived = torch.cuda.Event()
+            arrived.record(torch.cuda.current_stream(facts.device))
             self._posted.append((pinned, arrived))
+        else:
+            # On other devices the read itself waits, for a value two steps old.
+            self._posted.append((facts.clone(), None))
         if len(self._posted) <= LAG:
             return None
         slot, event = self._posted.popleft()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import reduce
 from operator import is_
 from typing import Any
 
@@ -15,7 +16,7 @@ from gradscale.torch.devices import moved
 from gradscale.torch.gathering import gather
 from gradscale.torch.gradients import Gradients, Reading, read
 from gradscale.torch.names import names_of
-from gradscale.torch.unscaling import multiply_
+from gradscale.torch.unscaling import inverse, multiply_
 
 
 @dataclass
@@ -30,8 +31,8 @@ class OpenStep:
         reading: What they showed when they were last read.
         versions: The version of each gradient after it was unscaled or stepped on;
             None while it is as backward left it.
-        leftover: f32[], what unscaled gradients are still to be multiplied by: a fused
-            optimizer that skips leaves them scaled. None means by nothing.
+        leftover: (skip, scale), f32[] each: a fused optimizer that skipped has left its
+            gradients scaled. None if they are unscaled in any case.
         clip: The clip that waits to be folded into the step, or was applied.
         found: f32[], 1 if an element was not finite on any rank, else 0.
         norm_found: f32[], 1 if a norm was not usable on any rank, else 0.
@@ -46,7 +47,7 @@ class OpenStep:
     accepts_fp16: bool = False
     reading: Reading | None = None
     versions: list[int] | None = None
-    leftover: Tensor | None = None
+    leftover: tuple[Tensor, Tensor] | None = None
     clip: Clip | None = None
     found: Tensor | None = None
     norm_found: Tensor | None = None
@@ -91,11 +92,11 @@ class OpenStep:
     def look(
         self,
         multiplier: Tensor,
-        found_inf: Tensor,
+        found_inf: Tensor | None,
         *,
         allow_fp16: bool,
         params_clip: Clip | None,
-        loss_finite: Tensor | None,
+        loss_trace: Tensor | None,
         group: Any,
     ) -> dict[torch.device, Tensor]:
         """Read the gradients once; return whether to skip, for each of their devices.
@@ -103,40 +104,49 @@ class OpenStep:
         Args:
             multiplier: f32[] or f32[1], what the gradients are or will be multiplied
                 by; what overflows by it counts as not finite.
-            found_inf: f32[] or f32[1], 1 if the step is to be skipped anyway.
+            found_inf: f32[] or f32[1], 1 if the step is to be skipped anyway; None is
+                0.
             allow_fp16: Accept f16 gradients.
             params_clip: A clip of bare parameters, which may ask for a skip too.
-            loss_finite: f32[], set to 0 if it is 0 on any rank.
+            loss_trace: f32[], set to NaN if it is NaN on any rank.
             group: The ranks that decide together.
 
         Returns:
             f32 of `found_inf`'s shape, 0 or 1; nothing if there is no gradient at all.
         """
-        gradients = self.read(allow_fp16=allow_fp16, home=found_inf.device)
+        gradients = self.read(allow_fp16=allow_fp16, home=multiplier.device)
         together = group is not None or gradients.sharded
         # A rank without gradients still takes part: the others would wait for it.
         if gradients.present == 0 and not together:
             return {}
-        found = amax = norm_found = bad_loss = torch.zeros_like(found_inf).reshape(())
         self.multiplier = multiplier.reshape(())
-        if self.reading is not None:
-            found = self.reading.found(self.multiplier)
-            amax = self.reading.amax()
-        for clip in (self.clip, params_clip):
-            if clip is not None:
-                norm_found = torch.maximum(norm_found, clip.found)
-        if loss_finite is not None:
-            bad_loss = 1.0 - loss_finite
-        self.found, self.norm_found, self.amax, bad_loss = agree(
-            (found, norm_found, amax, bad_loss), group, gradients.sharded
-        )
-        if loss_finite is not None and together:
-            loss_finite.copy_(1.0 - bad_loss)
-        found = torch.maximum(found_inf, torch.maximum(self.found, self.norm_found))
+        if self.reading is None:
+            self.found = self.amax = torch.zeros_like(self.multiplier)
+        else:
+            self.found = self.reading.found(self.multiplier)
+            self.amax = self.reading.amax()
+        clips = [clip.found for clip in (self.clip, params_clip) if clip is not None]
+        self.norm_found = largest(clips) if clips else None
+        if together:
+            self._agree(loss_trace, group)
+        flags = [f for f in (self.found, self.norm_found, found_inf) if f is not None]
+        found = largest(flags) if found_inf is None else reduce(torch.maximum, flags)
         devices = {found.device} if self.reading is None else self.reading.devices
         return {device: moved(found, device) for device in devices}
 
-    def close(self, leftover: Tensor | None = None) -> None:
+    def _agree(self, loss_trace: Tensor | None, group: Any) -> None:
+        """Take over what any rank has seen."""
+        assert self.found is not None
+        assert self.amax is not None
+        zero = torch.zeros_like(self.found)
+        norm_found = zero if self.norm_found is None else self.norm_found
+        trace = zero if loss_trace is None else loss_trace
+        facts = (self.found, norm_found, self.amax, (trace != 0.0).float())
+        self.found, self.norm_found, self.amax, bad_loss = agree(facts, group, True)
+        if loss_trace is not None:
+            loss_trace.copy_(torch.where(bad_loss == 0.0, 0.0, torch.nan))
+
+    def close(self, leftover: tuple[Tensor, Tensor] | None = None) -> None:
         """Note that the gradients are unscaled from here on, but for `leftover`."""
         self.leftover = leftover
         if self.gradients is not None and not torch.compiler.is_compiling():
@@ -159,6 +169,11 @@ class OpenStep:
         if not closed:
             return False
         return not {id(param) for param in self.params()}.isdisjoint(closed)
+
+
+def largest(facts: list[Tensor]) -> Tensor:
+    """Return the maximum of scalars."""
+    return facts[0] if len(facts) == 1 else torch.stack(facts).amax()
 
 
 def unscale_once_(
@@ -191,8 +206,8 @@ def unscale_once_(
         elif leftover is not None:
             rest.append((tensor, leftover))
     multiply_(fresh, inv_scale)
-    for tensor, leftover in rest:
-        multiply_([tensor], leftover)
+    for tensor, (skip, scale) in rest:
+        multiply_([tensor], torch.where(skip == 0.0, 1.0, inverse(scale)))
 
 
 def _two_owners(name: str) -> GradientError:

@@ -46,9 +46,9 @@ def _outcome(
 
 
 def count_of(total: Account, accounts: Mapping[int, Account], place: int) -> StepCount:
-    """Return one column of the tallies: 1 applied, 2 skipped. Syncs."""
-    each = {key: int(a.tally[place].item()) for key, a in accounts.items()}
-    return StepCount(int(total.tally[place].item()), each)
+    """Return one kind of count: 0 applied, 1 skipped. Syncs."""
+    each = {key: account.counts()[place] for key, account in accounts.items()}
+    return StepCount(total.counts()[place], each)
 
 
 class DisabledBook:

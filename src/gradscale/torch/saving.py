@@ -40,7 +40,7 @@ class Resumed:
         """Write all of it into the ledger."""
         ledger.debt.fill_(self.debt)
         ledger.floor_steps.fill_(float(self.floor_steps))
-        ledger.calibrated.fill_(float(self.calibrated))
+        ledger.uncalibrated.fill_(float(not self.calibrated))
         ledger.grown.fill_(float(self.grown))
         ledger.total.set_tally(*self.total())
 
@@ -98,14 +98,14 @@ def saved_of(scaler: "GradScaler") -> Saved:
     if ledger is None:
         return Saved(**facts, **vars(resumed))
     accounts = [ledger.total, *scaler._accounts.values()]
-    tallies = [tuple(account.tally[1:].tolist()) for account in accounts]
+    tallies = [account.counts() for account in accounts]
     # Optimizers of an earlier run that have not come back yet keep their counts.
     tallies += resumed.tallies[len(tallies) :]
     return Saved(
         **facts,
         debt=int(ledger.debt.item()),
         floor_steps=int(ledger.floor_steps.item()),
-        calibrated=bool(ledger.calibrated.item()),
+        calibrated=not ledger.uncalibrated.item(),
         grown=bool(ledger.grown.item()),
         tallies=tuple(tallies),
     )
@@ -135,6 +135,7 @@ def load_into(scaler: "GradScaler", saved: Saved) -> None:
     # In place: a captured graph holds these very tensors.
     scaler._scale.fill_(saved.scale)
     scaler._growth_tracker.fill_(saved.finite_steps)
+    scaler._clamp_growth_tracker()
     if scaler._ledger is not None:
         scaler._resumed.enter(scaler._ledger)
         for place, account in enumerate(scaler._accounts.values()):

@@ -39,7 +39,7 @@ from gradscale.torch.mailbox import Mailbox
 from gradscale.torch.names import names_of
 from gradscale.torch.open_step import OpenStep, unscale_once_
 from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
-from gradscale.torch.scaling import loss_is_finite, map_outputs, times
+from gradscale.torch.scaling import map_outputs, times, trace_of
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 from gradscale.torch.unscaling import inverse, multiply_
 
@@ -148,9 +148,9 @@ class GradScaler(torch.amp.GradScaler):
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(output.device)
         scale, ledger = self._books("scale")
-        finite = loss_is_finite(output)
-        if finite is not None:
-            ledger.loss_finite.mul_(moved(finite, scale.device))
+        trace = trace_of(output)
+        if trace is not None:
+            ledger.loss_trace.add_(moved(trace, scale.device))
         ledger.used_scale.copy_(scale)
         self._iteration.scaled = True
         scaled = times(output, scale)
@@ -166,6 +166,7 @@ class GradScaler(torch.amp.GradScaler):
         self._growth_tracker = torch.full(
             (), self._init_growth_tracker, dtype=torch.int32, device=dev
         )
+        self._clamp_growth_tracker()
         self._ledger = new_ledger(dev, self._init_scale)
         self._resumed.enter(self._ledger)
 
@@ -217,21 +218,25 @@ class GradScaler(torch.amp.GradScaler):
 
     def _check_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
         """Read the gradients and write nothing; the optimizer itself unscales."""
-        scale, _ = self._check_scale_growth_tracker("_check_inf_per_device")
+        self._check_scale_growth_tracker("_check_inf_per_device")
         step = self._open_step(optimizer)
-        found = self._look(step, self._multiplier(step), torch.zeros_like(scale), True)
+        found = self._look(step, self._multiplier(step), None, True)
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
         return found
 
     def _look(
-        self, step: OpenStep, multiplier: Tensor, found_inf: Tensor, allow_fp16: bool
+        self,
+        step: OpenStep,
+        multiplier: Tensor,
+        found_inf: Tensor | None,
+        allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         return step.look(
             multiplier,
             found_inf,
             allow_fp16=allow_fp16,
             params_clip=self._iteration.params_clip,
-            loss_finite=None if self._ledger is None else self._ledger.loss_finite,
+            loss_trace=None if self._ledger is None else self._ledger.loss_trace,
             group=self._process_group,
         )
 
@@ -390,7 +395,7 @@ class GradScaler(torch.amp.GradScaler):
         grad_scale = leftover = None
         if state["stage"] is OptState.READY:
             grad_scale = self._scale_behind(step)
-            leftover = torch.where(found_inf == 0.0, 1.0, inverse(grad_scale))
+            leftover = found_inf, grad_scale
             if step.clip is not None:
                 grad_scale = grad_scale / step.clip.coef
         with handed_over(optimizer, grad_scale, found_inf):
@@ -514,7 +519,7 @@ class GradScaler(torch.amp.GradScaler):
         else:
             self._iteration.forget(optimizer)
         if not self._iteration.steps and self._ledger is not None:
-            self._ledger.loss_finite.fill_(1.0)
+            self._ledger.loss_trace.zero_()
 
     @property
     def last(self) -> StepOutcome | None:
@@ -533,16 +538,16 @@ class GradScaler(torch.amp.GradScaler):
     @property
     def applied_steps(self) -> StepCount:
         """How many steps were taken; `applied_steps[optimizer]` for one. Syncs."""
-        return self._count(1) if self._enabled else self._disabled_book.applied()
+        return self._count(0) if self._enabled else self._disabled_book.applied()
 
     @property
     def skipped_steps(self) -> StepCount:
         """How many steps were skipped; `skipped_steps[optimizer]` for one. Syncs."""
-        return self._count(2) if self._enabled else StepCount(0, {})
+        return self._count(1) if self._enabled else StepCount(0, {})
 
     def _count(self, place: int) -> StepCount:
         if self._ledger is None:
-            return StepCount(self._resumed.total()[place - 1], {})
+            return StepCount(self._resumed.total()[place], {})
         return count_of(self._ledger.total, self._accounts, place)
 
     def postfix(self) -> str:
@@ -609,6 +614,12 @@ class GradScaler(torch.amp.GradScaler):
                 code="GS101",
             )
         self._policy = replace(self._policy, **setting)
+        self._clamp_growth_tracker()
+
+    def _clamp_growth_tracker(self) -> None:
+        """Let a count that a shorter interval has overtaken grow on the next step."""
+        if isinstance(self._policy, DynamicScale) and self._growth_tracker is not None:
+            self._growth_tracker.clamp_(max=self._policy.growth_interval - 1)
 
     # Attributes of torch's class that public code reads and writes.
     _per_optimizer_states = property(lambda self: self._iteration.states)

@@ -24,11 +24,15 @@ def times(output: Tensor, scale: Tensor) -> Tensor:
     return output * moved(scale, output.device)
 
 
-def loss_is_finite(output: Tensor) -> Tensor | None:
-    """Return bool[], or None if the output is too large, or sparse."""
+def trace_of(output: Tensor) -> Tensor | None:
+    """Return 0 if every element is finite, else NaN; None if it is not looked at.
+
+    Too large and sparse outputs are not. The trace is f32[] or real of another width.
+    """
     if output.numel() > LARGEST_LOSS or output.layout is not torch.strided:
         return None
-    return torch.isfinite(output.detach()).all()
+    trace = 0.0 * (output.abs() if output.is_complex() else output).detach()
+    return trace.sum()
 
 
 def map_outputs(outputs: Any, one: Callable[[Tensor], Tensor]) -> Any:

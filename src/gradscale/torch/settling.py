@@ -9,6 +9,7 @@ from torch import Tensor
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.state import FixedState, Observed, ScaleState
 from gradscale.torch.ledger import Account, Ledger
+from gradscale.torch.rule import move_, moves_as_torch
 
 
 class Part(NamedTuple):
@@ -52,117 +53,111 @@ def settle(
         hold_on_bad_loss: Keep the state while the loss itself is not finite.
         forced_scale: f32[], taken instead of the rule's if it is within the bounds.
     """
-    skip = _any([part.skip for part in parts])
-    amax = [part.amax for part in parts if part.amax is not None]
-    seen = Observed(
-        finite=skip == 0.0,
-        amax=torch.stack(amax).amax() if amax else skip,
-        loss_finite=ledger.loss_finite > 0.0,
-    )
-    if forced_scale is None:
-        # mypy cannot see that the state is of the policy's own type.
-        moved: Any = policy.next_state(state, seen, torch.where)  # type: ignore[arg-type]
-        if hold_on_bad_loss:
-            moved = _hold(moved, state, seen.loss_finite)
+    whole = parts[0] if len(parts) == 1 else _together(ledger, parts)
+    before = state.scale.clone()
+    # A scale that cannot move has no floor to fall to.
+    if policy.min_scale < policy.max_scale:
+        stuck = whole.skip * (before <= policy.min_scale)
+        ledger.floor_steps.copy_(torch.addcmul(stuck, stuck, ledger.floor_steps))
+    if forced_scale is not None:
+        force_scale(policy, state, ledger, forced_scale)
+    elif moves_as_torch(policy) and not hold_on_bad_loss:
+        move_(policy, state, whole.skip)
     else:
-        moved = _forced(policy, state, ledger, forced_scale)
-    _count_floor(policy, state, ledger, seen.finite)
-    _write_rows(ledger, parts, seen.amax)
-    ledger.calibrated.copy_(torch.maximum(ledger.calibrated, seen.finite.float()))
-    ledger.grown.copy_(moved.scale > state.scale)
-    ledger.loss_finite.fill_(1.0)
-    # In place: a captured graph holds these very tensors.
-    for kept, value in zip(state, moved, strict=True):
-        kept.copy_(value)
+        _move_by_rule(policy, state, ledger, whole, hold_on_bad_loss)
+    if len(parts) == 1:
+        _write(ledger, whole, [whole.account, ledger.total])
+    else:
+        for part in (*parts, whole):
+            _write(ledger, part, [part.account])
+    ledger.uncalibrated.mul_(whole.skip)
+    ledger.grown.copy_(state.scale > before)
+    ledger.loss_trace.zero_()
 
 
 def force_scale(
     policy: AnyPolicy, state: FixedState | ScaleState, ledger: Ledger, scale: Tensor
 ) -> None:
-    """Set the scale without a step. No host sync."""
-    state.scale.copy_(_forced(policy, state, ledger, scale).scale)
+    """Set the scale, or note that it is out of bounds. No host sync."""
+    fits = (scale >= policy.min_scale) & (scale <= policy.max_scale)
+    ledger.refused.copy_(~fits)
+    state.scale.copy_(torch.where(fits, scale, state.scale))
 
 
 def settle_idle(ledger: Ledger, accounts: Sequence[Account]) -> None:
     """Write the rows of those for whom no gradient was there. No host sync."""
-    one = torch.ones_like(ledger.used_scale)
-    row = _row(ledger, 0.0 * one, one, one, 0.0 * one, 0.0 * one, -one)
+    zero = ledger.zero
+    row = _row(ledger, zero, zero, zero, zero, zero, zero, ledger.unasked)
     for account in accounts:
         account.row.copy_(row)
         account.tally[0].add_(1)
 
 
-def _hold(
-    moved: FixedState | ScaleState, state: FixedState | ScaleState, keep: Tensor
-) -> FixedState | ScaleState:
-    return type(state)(
-        *(torch.where(keep, new, old) for new, old in zip(moved, state, strict=True))
-    )
-
-
-def _forced(
+def _move_by_rule(
     policy: AnyPolicy,
     state: FixedState | ScaleState,
     ledger: Ledger,
-    scale: Tensor,
-) -> FixedState | ScaleState:
-    fits = (scale >= policy.min_scale) & (scale <= policy.max_scale)
-    ledger.refused.copy_(~fits)
-    return state._replace(scale=torch.where(fits, scale, state.scale))
-
-
-def _count_floor(
-    policy: AnyPolicy, state: FixedState | ScaleState, ledger: Ledger, finite: Tensor
+    whole: Part,
+    hold_on_bad_loss: bool,
 ) -> None:
-    # A scale that cannot move has no floor to fall to.
-    if policy.min_scale == policy.max_scale:
-        return
-    stuck = (state.scale <= policy.min_scale) & ~finite
-    ledger.floor_steps.copy_(torch.where(stuck, ledger.floor_steps + 1.0, 0.0))
+    seen = Observed(
+        finite=whole.skip == 0.0,
+        amax=ledger.zero if whole.amax is None else whole.amax,
+        loss_finite=ledger.loss_trace == 0.0,
+    )
+    # mypy cannot see that the state is of the policy's own type.
+    moved: Any = policy.next_state(state, seen, torch.where)  # type: ignore[arg-type]
+    # In place: a captured graph holds these very tensors.
+    for kept, value in zip(state, moved, strict=True):
+        if hold_on_bad_loss:
+            value = torch.where(seen.loss_finite, value, kept)
+        kept.copy_(value)
 
 
-def _write_rows(ledger: Ledger, parts: Sequence[Part], amax: Tensor) -> None:
-    one = torch.ones_like(ledger.used_scale)
-    for part in parts:
-        applied = 1.0 - part.skip if part.stepped else 0.0 * one
-        row = _row(
-            ledger,
-            applied,
-            1.0 - part.found,
-            one if part.norm_found is None else 1.0 - part.norm_found,
-            one,
-            part.skip if part.amax is None else part.amax,
-            -one if part.norm is None else part.norm,
-        )
-        part.account.row.copy_(row)
-        _add(part.account.tally, one, applied, part.stepped)
-    if len(parts) == 1:
-        ledger.total.row.copy_(row)
-        _add(ledger.total.tally, one, applied, parts[0].stepped)
-        return
+def _together(ledger: Ledger, parts: Sequence[Part]) -> Part:
+    """Return what the optimizers did, as if they were one."""
     stepped = [part for part in parts if part.stepped]
-    applied = 1.0 - _any([part.skip for part in stepped]) if stepped else 0.0 * one
-    bad_norms = [part.norm_found for part in parts if part.norm_found is not None]
     norms = [part.norm for part in parts if part.norm is not None]
+    bad_norms = [part.norm_found for part in parts if part.norm_found is not None]
+    peaks = [part.amax for part in parts if part.amax is not None]
+    return Part(
+        account=ledger.total,
+        stepped=bool(stepped),
+        skip=_largest([part.skip for part in parts]),
+        found=_largest([part.found for part in parts]),
+        norm_found=_largest(bad_norms) if bad_norms else None,
+        # Optimizers clipped together share one norm; else this is the largest.
+        norm=_largest(norms) if norms else None,
+        amax=_largest(peaks) if peaks else None,
+    )
+
+
+def _write(ledger: Ledger, part: Part, accounts: Sequence[Account]) -> None:
+    zero, one = ledger.zero, ledger.one
+    stepped = one if part.stepped else zero
+    skipped = part.skip if part.stepped else zero
     row = _row(
         ledger,
-        applied,
-        1.0 - _any([part.found for part in parts]),
-        1.0 - _any(bad_norms) if bad_norms else one,
+        stepped,
+        skipped,
+        part.found,
+        zero if part.norm_found is None else part.norm_found,
         one,
-        amax,
-        # Optimizers clipped together share one norm; else this is the largest.
-        torch.stack(norms).amax() if norms else -one,
+        zero if part.amax is None else part.amax,
+        ledger.unasked if part.norm is None else part.norm,
     )
-    ledger.total.row.copy_(row)
-    _add(ledger.total.tally, one, applied, bool(stepped))
+    counts = torch.stack((one, stepped, skipped)).long()
+    for account in accounts:
+        account.row.copy_(row)
+        account.tally.add_(counts)
 
 
 def _row(
     ledger: Ledger,
-    applied: Tensor,
-    finite: Tensor,
-    norm_finite: Tensor,
+    stepped: Tensor,
+    skipped: Tensor,
+    found: Tensor,
+    norm_found: Tensor,
     was_read: Tensor,
     amax: Tensor,
     norm: Tensor,
@@ -171,12 +166,13 @@ def _row(
     return torch.stack(
         (
             ledger.used_scale,
-            applied,
-            finite,
-            ledger.loss_finite,
-            norm_finite,
+            stepped,
+            skipped,
+            found,
+            ledger.loss_trace,
+            norm_found,
             was_read,
-            ledger.calibrated,
+            ledger.uncalibrated,
             ledger.grown,
             ledger.floor_steps,
             amax,
@@ -186,10 +182,5 @@ def _row(
     )
 
 
-def _add(tally: Tensor, one: Tensor, applied: Tensor, stepped: bool) -> None:
-    skipped = one - applied if stepped else applied
-    tally.add_(torch.stack((one, applied, skipped)).long())
-
-
-def _any(flags: Sequence[Tensor]) -> Tensor:
-    return flags[0] if len(flags) == 1 else torch.stack(list(flags)).amax()
+def _largest(facts: Sequence[Tensor]) -> Tensor:
+    return facts[0] if len(facts) == 1 else torch.stack(list(facts)).amax()

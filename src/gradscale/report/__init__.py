@@ -1,0 +1,1 @@
+"""Terminal tables, figures and pages: formats and draws, decides nothing."""
