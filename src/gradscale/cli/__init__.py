@@ -1,13 +1,38 @@
 """The command line: one file a command."""
 
-from typing import Annotated
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_command as built
 
 from gradscale import __version__
-from gradscale.cli.explain import explain
+
+
+class Commands(TyperGroup):
+    """Every module of this folder is a command; its function has the same name.
+
+    A command is imported when it is called: explaining a code needs no framework.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [module.name for module in iter_modules(__path__)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return one command, or None if there is none of this name."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        module = import_module(f"gradscale.cli.{cmd_name}")
+        alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        alone.command(cmd_name)(getattr(module, cmd_name))
+        return built(alone)
+
 
 app = typer.Typer(
+    cls=Commands,
     name="gradscale",
     help="Keep half-precision training alive.",
     no_args_is_help=True,
@@ -16,7 +41,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(explain)
 
 
 def _print_version(asked: bool) -> None:

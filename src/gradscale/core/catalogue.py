@@ -363,7 +363,8 @@ scaler.update()
             "Either the first argument of GradScaler is not the name of a device, for "
             "example a number in the place where older scalers took init_scale: an "
             "error. Or the device exists and this machine has none: a warning, and the "
-            "scaler turns itself off. Without CUDA the warning has torch's words: "
+            "scaler turns itself off; a command that was told to use the device stops. "
+            "Without CUDA the warning has torch's words: "
             '"torch.cuda.amp.GradScaler is enabled, but CUDA is not available. '
             'Disabling."'
         ),

@@ -11,8 +11,8 @@ import torch
 
 from gradscale.demo.model import seeded_model
 from gradscale.demo.precisions import FP32, PRECISIONS, Precision
-from gradscale.demo.text import library_text
-from gradscale.demo.training import Run, Settings, train
+from gradscale.demo.text import frequency_loss, library_text
+from gradscale.demo.training import Run, Settings, held_out_windows, train
 from gradscale.errors import ConfigError
 
 # FP32 once more with each of these, to learn what the seed alone changes.
@@ -26,12 +26,15 @@ class Comparison:
     Attributes:
         settings: What the runs shared.
         parameters: How many weights the model has.
+        frequency_loss: The held-out loss of a model that never looks at its input
+            and guesses by how often each character occurs.
         runs: In the order of `PRECISIONS`, FP32 first.
         other_seeds: FP32 runs that differ from the first in nothing but the seed.
     """
 
     settings: Settings
     parameters: int
+    frequency_loss: float
     runs: tuple[Run, ...]
     other_seeds: tuple[Run, ...]
 
@@ -112,9 +115,11 @@ def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
         except BaseException:
             stop.set()
             raise
+    targets = held_out_windows(text, settings)[:, -1]
     return Comparison(
         settings=settings,
         parameters=sum(param.numel() for param in jobs[0][1].parameters()),
+        frequency_loss=frequency_loss(text.training, targets),
         runs=tuple(runs[: len(PRECISIONS)]),
         other_seeds=tuple(runs[len(PRECISIONS) :]),
     )

@@ -60,3 +60,20 @@ def _modules(folder: Path) -> list[Path]:
     """Return the modules that exist, by name; a Python may be built without some."""
     paths = (folder / f"{name}.py" for name in sorted(sys.stdlib_module_names))
     return [path for path in paths if path.is_file()]
+
+
+def draw(symbols: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    """Draw i64[count, length]: `count` places of the text, `length` symbols at each."""
+    count, length = shape
+    starts = torch.randint(len(symbols) - length + 1, (count, 1), generator=generator)
+    return symbols[starts + torch.arange(length)]
+
+
+def frequency_loss(training: Tensor, seen: Tensor) -> float:
+    """Return the mean loss on `seen` of guessing by the frequencies in `training`.
+
+    What a model reaches that never looks at its input.
+    """
+    # Each symbol once more than it occurs: none gets the probability 0.
+    counts = torch.bincount(training, minlength=SYMBOLS) + 1
+    return float(-(counts / counts.sum()).log()[seen].mean())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscale.demo.precisions import Precision
-from gradscale.demo.text import Text
+from gradscale.demo.text import Text, draw
 from gradscale.torch import GradScaler
 
 
@@ -35,6 +35,11 @@ class Settings:
     width: int = 20
     learning_rate: float = 3e-3
     measurements: int = 8
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of a batch: what the model sees, and the character that comes next."""
+        return self.batch, self.context + 1
 
     @property
     def measured_steps(self) -> range:
@@ -94,12 +99,13 @@ def train(
     optimizer = torch.optim.AdamW(params, lr=settings.learning_rate)
     scaled = precision.policy is not None
     scaler = GradScaler(settings.device, policy=precision.policy, enabled=scaled)
+    # Drawn on the CPU: the same batches on every device.
     batches = torch.Generator().manual_seed(settings.seed)
-    probe = _windows(text.held_out, settings, torch.Generator().manual_seed(0))
+    probe = held_out_windows(text, settings).to(settings.device)
     losses = [(0, _held_out_loss(model, probe))]
     scales, skipped, shares = [], [], []
     for step in range(settings.steps):
-        windows = _windows(text.training, settings, batches)
+        windows = draw(text.training, settings.shape, batches).to(settings.device)
         optimizer.zero_grad()
         scaler.scale(_loss(model, windows, precision.dtype)).backward()
         scaler.unscale_(optimizer)
@@ -127,6 +133,11 @@ def train(
     )
 
 
+def held_out_windows(text: Text, settings: Settings) -> Tensor:
+    """Return i64[batch, context + 1] of held-out text, the same for every seed."""
+    return draw(text.held_out, settings.shape, torch.Generator().manual_seed(0))
+
+
 def lost_share(exact: Iterable[Tensor], seen: Iterable[Tensor]) -> float:
     """Return which share of the non-zero elements of `exact` is zero in `seen`.
 
@@ -138,16 +149,6 @@ def lost_share(exact: Iterable[Tensor], seen: Iterable[Tensor]) -> float:
         lost += int(((true != 0) & (grad == 0)).sum())
         there += int((true != 0).sum())
     return lost / there if there else 0.0
-
-
-def _windows(symbols: Tensor, settings: Settings, generator: torch.Generator) -> Tensor:
-    """Draw i64[batch, context + 1]: what the model sees, and what comes next."""
-    length = settings.context + 1
-    # Drawn on the CPU: the same batches on every device.
-    starts = torch.randint(
-        len(symbols) - length + 1, (settings.batch, 1), generator=generator
-    )
-    return symbols[starts + torch.arange(length)].to(settings.device)
 
 
 def _loss(model: nn.Module, windows: Tensor, dtype: torch.dtype) -> Tensor:

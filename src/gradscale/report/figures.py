@@ -39,20 +39,21 @@ class Curves(Protocol):
 # Okabe and Ito's colours, told apart in every kind of colour vision. The first run is
 # the reference: wide and pale, so that the others show on top of it.
 _LOOKS = (
-    ("#B8B8B8", 7.0, [1, 0]),
-    ("#009E73", 2.0, [2, 2]),
-    ("#D55E00", 2.6, [1, 0]),
-    ("#E69F00", 2.2, [7, 4]),
-    ("#0072B2", 2.0, [1, 0]),
+    ("#B4B4B4", 8.0, [1, 0]),
+    ("#009E73", 2.2, [2, 3]),
+    ("#D55E00", 3.0, [1, 0]),
+    ("#E69F00", 2.6, [8, 5]),
+    ("#0072B2", 1.8, [1, 0]),
 )
-_INK, _QUIET, _RULE = "#1F2328", "#59636E", "#E4E7EB"
-_WIDTH = 760
+_INK, _QUIET, _GRID = "#1F2328", "#59636E", "#E8EAED"
+_WIDTH = 780
 
 
 def comparison_figure(
     runs: Sequence[Curves],
     other_seeds: Iterable[Curves],
     *,
+    baseline: float,
     title: str,
     subtitle: str,
 ) -> alt.VConcatChart:
@@ -61,42 +62,44 @@ def comparison_figure(
     Args:
         runs: The reference first; at most five.
         other_seeds: The reference with other seeds: drawn as a band around it.
+        baseline: The loss of guessing without a look at the input: drawn as a rule.
         title: What the figure shows, as a finding.
         subtitle: What was run.
     """
-    losses = _loss_panel(runs, [runs[0], *other_seeds])
-    scales = _scale_panel(runs)
+    steps = runs[0].losses[-1][0]
+    losses = _loss_panel(runs, [runs[0], *other_seeds], baseline, steps)
+    scales = _scale_panel(runs, steps)
+    heading = alt.TitleParams(
+        title, subtitle=subtitle, fontSize=18, subtitleFontSize=13, offset=14
+    )
     return (
-        alt.vconcat(losses, scales, spacing=22)
-        .resolve_scale(color="shared", strokeDash="shared")
-        .properties(
-            title=alt.TitleParams(
-                title,
-                subtitle=subtitle,
-                anchor="start",
-                fontSize=18,
-                subtitleFontSize=13,
-                color=_INK,
-                subtitleColor=_QUIET,
-                subtitlePadding=5,
-                offset=16,
-            ),
-            padding=18,
-            background="white",
-        )
+        alt.vconcat(losses, scales, spacing=20, background="white", padding=16)
+        .properties(title=heading)
         .configure(font="Helvetica, Arial, Liberation Sans, sans-serif")
         .configure_view(stroke=None)
+        .configure_title(
+            anchor="start", color=_INK, subtitleColor=_QUIET, subtitlePadding=5
+        )
         .configure_axis(
             labelFontSize=12,
-            titleFontSize=13,
-            titleFontWeight="normal",
-            titleColor=_INK,
             labelColor=_QUIET,
-            gridColor=_RULE,
+            titleFontSize=12,
+            titleFontWeight="normal",
+            titleColor=_QUIET,
+            gridColor=_GRID,
             domainColor=_QUIET,
             tickColor=_QUIET,
         )
-        .configure_legend(labelFontSize=13, labelColor=_INK, title=None)
+        .configure_legend(
+            title=None,
+            orient="top",
+            labelFontSize=13,
+            labelColor=_INK,
+            symbolType="stroke",
+            symbolSize=700,
+            columnPadding=22,
+            offset=10,
+        )
     )
 
 
@@ -105,7 +108,9 @@ def save_png(chart: alt.VConcatChart, path: Path) -> None:
     chart.save(path, format="png", scale_factor=2)
 
 
-def _loss_panel(runs: Sequence[Curves], seeds: Sequence[Curves]) -> Any:
+def _loss_panel(
+    runs: Sequence[Curves], seeds: Sequence[Curves], baseline: float, steps: int
+) -> alt.LayerChart:
     rows = [
         {"run": run.name, "step": step, "loss": loss}
         for run in runs
@@ -116,86 +121,104 @@ def _loss_panel(runs: Sequence[Curves], seeds: Sequence[Curves]) -> Any:
         {"step": at[0][0], "low": min(y for _, y in at), "high": max(y for _, y in at)}
         for at in zip(*(run.losses for run in seeds), strict=True)
     ]
-    steps = alt.X("step:Q", title=None, axis=alt.Axis(grid=False))
+    # The first fifth of a run falls so far that the rest would be one flat line.
+    late = [row["loss"] for row in rows if row["step"] >= steps / 5]
+    low, high = min(late), max(late)
+    margin = 0.08 * (high - low)
+    loss = alt.Y(
+        "loss:Q",
+        title="nats per character",
+        scale=alt.Scale(domain=[low - margin, high + margin], nice=False),
+        axis=alt.Axis(tickCount=6, format=".1f"),
+    )
+    x = _steps(steps, title=None)
     area = (
         alt.Chart(alt.Data(values=band))
-        .mark_area(color=_LOOKS[0][0], opacity=0.35)
-        .encode(x=steps, y=alt.Y("low:Q"), y2="high:Q")
+        .mark_area(clip=True, color=_LOOKS[0][0], opacity=0.3)
+        .encode(x=x, y=alt.Y("low:Q"), y2="high:Q")
+    )
+    rule = (
+        alt.Chart(alt.Data(values=[{"loss": baseline}]))
+        .mark_rule(color=_QUIET, strokeDash=[2, 3])
+        .encode(y=loss)
+    )
+    note = (
+        alt.Chart(alt.Data(values=[{"step": steps, "loss": baseline}]))
+        .mark_text(align="right", dy=-11, fontSize=12, color=_QUIET)
+        .encode(
+            x=x, y=loss, text=alt.value("guessing by character frequency, blind to text")
+        )
     )
     lines = (
         alt.Chart(alt.Data(values=rows))
-        .mark_line(strokeCap="round", strokeJoin="round")
-        .encode(
-            x=steps,
-            y=alt.Y(
-                "loss:Q",
-                title="Held-out loss (nats per character)",
-                scale=alt.Scale(zero=False),
-                axis=alt.Axis(tickCount=6),
-            ),
-            color=_colours(runs),
-            strokeDash=_dashes(runs),
-            strokeWidth=_widths(runs),
-        )
+        .mark_line(clip=True, strokeJoin="round")
+        .encode(x=x, y=loss, **_looks(runs))
     )
-    return alt.layer(area, lines).properties(width=_WIDTH, height=300)
+    return alt.layer(area, rule, lines, note).properties(
+        width=_WIDTH, height=280, title=_caption("Loss on held-out text")
+    )
 
 
-def _scale_panel(runs: Sequence[Curves]) -> Any:
+def _scale_panel(runs: Sequence[Curves], steps: int) -> alt.LayerChart:
     rows = [
         {"run": run.name, "step": step, "log2": math.log2(scale)}
         for run in runs
         for step, scale in enumerate(run.scales)
     ]
-    skips = [
-        {"run": run.name, "step": step, "log2": math.log2(run.scales[step])}
-        for run in runs
-        for step in run.skipped
-    ]
-    steps = alt.X("step:Q", title="Step", axis=alt.Axis(grid=False))
+    skips = [row for run in runs for row in _skips(run)]
+    exponents = [row["log2"] for row in rows]
+    x = _steps(steps, title="step")
     scale = alt.Y(
         "log2:Q",
-        title="Scale (log₂)",
-        scale=alt.Scale(zero=False, padding=8),
-        axis=alt.Axis(tickMinStep=1, tickCount=5),
+        title="scale",
+        scale=alt.Scale(domain=[min(exponents) - 1, max(exponents) + 1], nice=False),
+        axis=alt.Axis(tickMinStep=1, tickCount=5, labelExpr="'2^' + datum.label"),
     )
     lines = (
         alt.Chart(alt.Data(values=rows))
         .mark_line(interpolate="step-after")
-        .encode(
-            x=steps,
-            y=scale,
-            color=_colours(runs),
-            strokeDash=_dashes(runs),
-            strokeWidth=_widths(runs),
-        )
+        .encode(x=x, y=scale, **_looks(runs))
     )
     marks = (
         alt.Chart(alt.Data(values=skips))
-        .mark_point(shape="cross", angle=45, filled=True, size=90, opacity=1)
-        .encode(x=steps, y=scale, color=alt.value(_INK))
+        .mark_text(text="×", fontSize=22, fontWeight="bold", color=_INK)
+        .encode(x=x, y=scale)
     )
-    return alt.layer(lines, marks).properties(width=_WIDTH, height=130)
+    return alt.layer(lines, marks).properties(
+        width=_WIDTH,
+        height=120,
+        title=_caption("Scale of the loss; × marks a skipped step"),
+    )
 
 
-def _colours(runs: Sequence[Curves]) -> alt.Color:
-    return alt.Color("run:N", scale=_by_name(runs, 0), legend=_legend(runs))
+def _skips(run: Curves) -> list[dict[str, float]]:
+    return [
+        {"step": step, "log2": math.log2(run.scales[step])}
+        for step in run.skipped
+        if run.scales
+    ]
 
 
-def _widths(runs: Sequence[Curves]) -> alt.StrokeWidth:
-    return alt.StrokeWidth("run:N", scale=_by_name(runs, 1), legend=_legend(runs))
+def _caption(text: str) -> alt.TitleParams:
+    return alt.TitleParams(text, fontSize=13, fontWeight="normal", offset=8)
 
 
-def _dashes(runs: Sequence[Curves]) -> alt.StrokeDash:
-    return alt.StrokeDash("run:N", scale=_by_name(runs, 2), legend=_legend(runs))
+def _steps(steps: int, title: str | None) -> alt.X:
+    return alt.X(
+        "step:Q",
+        title=title,
+        scale=alt.Scale(domain=[0, steps], nice=False),
+        axis=alt.Axis(grid=False, tickCount=8, tickMinStep=1),
+    )
 
 
-def _by_name(runs: Sequence[Curves], look: int) -> alt.Scale:
+def _looks(runs: Sequence[Curves]) -> dict[str, Any]:
+    """Return the channels that tell the runs apart: colour, width and dashes."""
+    kinds = (alt.Color, alt.StrokeWidth, alt.StrokeDash)
     names = [run.name for run in runs]
-    return alt.Scale(domain=names, range=[_LOOKS[k][look] for k in range(len(runs))])
-
-
-def _legend(runs: Sequence[Curves]) -> alt.Legend:
-    return alt.Legend(
-        orient="top", direction="horizontal", symbolType="stroke", symbolSize=500
-    )
+    return {
+        kind.__name__[0].lower() + kind.__name__[1:]: kind(
+            "run:N", scale=alt.Scale(domain=names, range=list(values[: len(names)]))
+        )
+        for kind, values in zip(kinds, zip(*_LOOKS, strict=True), strict=True)
+    }

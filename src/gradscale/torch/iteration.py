@@ -142,16 +142,22 @@ class Iteration:
             if state["stage"] is not OptState.READY or state["found_inf_per_device"]
         ]
         if not torch.compiler.is_compiling():
-            self._carried = {}
-            for key, step in self.steps.items():
-                if self.stage(step) is not OptState.STEPPED:
-                    self._carried[key] = _carried(step, self.states[key], used_scale)
+            self._carry(used_scale)
         if touched:
             self.settled = {key: self.steps.get(key, OpenStep()) for key in touched}
             for key in touched:
                 # Only the reading is looked at later: let go of the gradients.
                 self.settled[key].gradients = None
         self.renew()
+
+    def _carry(self, used_scale: Tensor) -> None:
+        kept = {key: old for key, old in self._carried.items() if old.still_holds()}
+        for key, step in self.steps.items():
+            if self.stage(step) is not OptState.STEPPED:
+                carried = _carried(step, self.states[key], used_scale)
+                if carried.gradients:
+                    kept[key] = carried
+        self._carried = kept
 
 
 def params_of(steps: list[OpenStep]) -> list[Tensor]:

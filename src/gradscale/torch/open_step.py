@@ -55,6 +55,11 @@ class OpenStep:
     multiplier: Tensor | None = None
     scale: Tensor | None = None
 
+    @property
+    def carried(self) -> bool:
+        """Whether an update came between the first touch and now."""
+        return self.scale is not None
+
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -24,8 +24,7 @@ def moves_as_torch(policy: AnyPolicy) -> bool:
 def move_(policy: AnyPolicy, state: FixedState | ScaleState, found: Tensor) -> None:
     """Move the state in place as `policy.next_state` does. No host sync.
 
-    tests/torch/test_rule.py is its licence. Torch's operator grows where the count
-    equals the interval: whoever sets one of them keeps the count below the other.
+    tests/torch/test_rule.py is its licence.
 
     Args:
         policy: One for which `moves_as_torch` holds.
@@ -34,6 +33,9 @@ def move_(policy: AnyPolicy, state: FixedState | ScaleState, found: Tensor) -> N
     """
     assert isinstance(policy, DynamicScale)
     assert isinstance(state, ScaleState)
+    # Torch's operator grows only where the count equals the interval: a count that a
+    # shorter interval has overtaken would never get there.
+    state.finite_steps.clamp_(max=policy.growth_interval - 1)
     torch._amp_update_scale_(
         state.scale,
         state.finite_steps,

@@ -135,7 +135,6 @@ def load_into(scaler: "GradScaler", saved: Saved) -> None:
     # In place: a captured graph holds these very tensors.
     scaler._scale.fill_(saved.scale)
     scaler._growth_tracker.fill_(saved.finite_steps)
-    scaler._clamp_growth_tracker()
     if scaler._ledger is not None:
         scaler._resumed.enter(scaler._ledger)
         for place, account in enumerate(scaler._accounts.values()):

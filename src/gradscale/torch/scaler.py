@@ -166,7 +166,6 @@ class GradScaler(torch.amp.GradScaler):
         self._growth_tracker = torch.full(
             (), self._init_growth_tracker, dtype=torch.int32, device=dev
         )
-        self._clamp_growth_tracker()
         self._ledger = new_ledger(dev, self._init_scale)
         self._resumed.enter(self._ledger)
 
@@ -194,6 +193,8 @@ class GradScaler(torch.amp.GradScaler):
         self._check_scale_growth_tracker("unscale_")
         step = self._open_step(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.UNSCALED and step.carried:
+            return
         if state["stage"] is not OptState.READY:
             raise guards.unscaled_before(state["stage"] is OptState.STEPPED)
         multiplier = self._multiplier(step)
@@ -614,12 +615,6 @@ class GradScaler(torch.amp.GradScaler):
                 code="GS101",
             )
         self._policy = replace(self._policy, **setting)
-        self._clamp_growth_tracker()
-
-    def _clamp_growth_tracker(self) -> None:
-        """Let a count that a shorter interval has overtaken grow on the next step."""
-        if isinstance(self._policy, DynamicScale) and self._growth_tracker is not None:
-            self._growth_tracker.clamp_(max=self._policy.growth_interval - 1)
 
     # Attributes of torch's class that public code reads and writes.
     _per_optimizer_states = property(lambda self: self._iteration.states)

@@ -1,0 +1,208 @@
+"""`gradscale demo`: one small model in five precisions, side by side."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from gradscale.errors import ConfigError
+from gradscale.report.tables import ComparisonRow, comparison_table
+
+if TYPE_CHECKING:
+    from gradscale.demo.comparison import Comparison
+    from gradscale.demo.training import Settings
+
+
+class Device(str, Enum):
+    """Where the demo runs."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def demo(
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Where to write the figure: loss and scale against steps, as PNG."
+        ),
+    ] = Path("gradscale-demo.png"),
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print all figures and curves as JSON, for programs."
+        ),
+    ] = False,
+    device: Annotated[
+        Device,
+        typer.Option(help="auto takes the GPU if PyTorch sees one, else the CPU."),
+    ] = Device.auto,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Optimizer steps of each run. The default shows the difference in "
+            "about a minute on two cores.",
+        ),
+    ] = 160,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Of the weights and the batches. The same seed prints the same table; "
+            "FP32 also runs with the next two, to show what a seed alone changes.",
+        ),
+    ] = 0,
+) -> None:
+    """Train a small model in five precisions and see what loss scaling does.
+
+    An 18-layer network learns to predict the next character of the standard library's
+    source text: in FP32, in BF16, and in FP16 bare, with a static scale and with a
+    dynamic one. All start from the same weights and see the same batches.
+
+    - `gradscale demo` prints the table and draws the figure
+    - `gradscale demo --seed 1` does it again from other weights
+    - `gradscale demo --json` prints the same for a program
+    """
+    _check_target(out)
+    try:
+        # Here and not above: no other command should have to load these.
+        from gradscale.demo.comparison import chosen_device, compare, planned_runs
+        from gradscale.demo.reading import headline, sentences
+        from gradscale.demo.training import Settings
+        from gradscale.report.figures import comparison_figure, save_png
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    try:
+        place = chosen_device(device.value)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--device") from error
+    settings = Settings(device=place, steps=steps, seed=seed)
+    with _progress(settings, len(planned_runs(settings))) as on_step:
+        comparison = compare(settings, on_step)
+    chart = comparison_figure(
+        comparison.runs,
+        comparison.other_seeds,
+        baseline=comparison.frequency_loss,
+        title=headline(comparison),
+        subtitle=_setup(comparison),
+    )
+    save_png(chart, out)
+    if as_json:
+        typer.echo(json.dumps(_plain(comparison, sentences(comparison), out), indent=2))
+    else:
+        _show(comparison, sentences(comparison), out)
+
+
+def _check_target(out: Path) -> None:
+    if out.suffix.lower() != ".png":
+        raise typer.BadParameter(
+            f"{out} does not end in .png. The figure is written as PNG. "
+            "Give a name such as gradscale-demo.png.",
+            param_hint="--out",
+        )
+    if not out.parent.is_dir():
+        raise typer.BadParameter(
+            f"The folder {out.parent} does not exist, so the figure cannot be written "
+            "there. Make it first, or give another path.",
+            param_hint="--out",
+        )
+
+
+def _missing(error: ModuleNotFoundError) -> Exception:
+    if error.name not in ("torch", "altair", "vl_convert"):
+        return error
+    typer.echo(
+        f"Error: {error.name} is not installed. The demo trains with PyTorch and draws "
+        "with altair. Run: pip install 'gradscale[torch,report]'",
+        err=True,
+    )
+    return typer.Exit(1)
+
+
+@contextmanager
+def _progress(settings: "Settings", runs: int) -> Iterator[Callable[[], None]]:
+    """Show on stderr how far the runs are; one plain line if that is no terminal."""
+    console = Console(stderr=True)
+    doing = f"Training {runs} runs of {settings.steps} steps on {settings.device}"
+    if not console.is_terminal:
+        typer.echo(f"{doing}.", err=True)
+        yield lambda: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(doing, total=runs * settings.steps)
+        yield lambda: progress.advance(task)
+
+
+def _rows(comparison: "Comparison") -> list[ComparisonRow]:
+    return [
+        ComparisonRow(
+            name=run.name,
+            final_loss=run.final_loss,
+            distance=None if run is comparison.exact else comparison.distance(run),
+            lost_share=run.lost_share,
+            skipped=len(run.skipped),
+            scale=run.scales[-1] if run.scales else None,
+        )
+        for run in comparison.runs
+    ]
+
+
+def _setup(comparison: "Comparison") -> str:
+    s = comparison.settings
+    return (
+        f"{s.depth}-layer network, {s.steps} steps of {s.batch} characters of Python's "
+        f"own source text, seed {s.seed}, {s.device}"
+    )
+
+
+def _show(comparison: "Comparison", reading: list[str], out: Path) -> None:
+    console = Console(highlight=False)
+    console.print(f"\n{_setup(comparison)}", style="dim")
+    console.print(comparison_table(_rows(comparison), noise=comparison.seed_noise))
+    for sentence in reading:
+        console.print(f"• {sentence}")
+    console.print(f"\nThe figure is in {out}")
+
+
+def _plain(comparison: "Comparison", reading: list[str], out: Path) -> dict[str, Any]:
+    """Return the comparison as JSON can hold it: no NaN, no infinity."""
+    data = {
+        **asdict(comparison),
+        "seed_noise": comparison.seed_noise,
+        "table": [asdict(row) for row in _rows(comparison)],
+        "reading": reading,
+        "figure": str(out),
+    }
+    return cast(dict[str, Any], _finite(data))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,73 @@
+"""The comparison in plain words, computed from its figures."""
+
+import math
+
+from gradscale.demo.comparison import Comparison
+from gradscale.demo.precisions import FP16_BARE, FP16_DYNAMIC, FP16_STATIC
+from gradscale.demo.training import Run
+
+
+def headline(comparison: Comparison) -> str:
+    """Return what the comparison shows, as the title of its figure."""
+    bare, static, dynamic = _fp16(comparison)
+    if not _matches(comparison, static, dynamic):
+        return "FP32, BF16 and FP16 with and without loss scaling"
+    if not math.isfinite(bare.final_loss):
+        return "Bare FP16 breaks; with loss scaling FP16 follows FP32"
+    if _matches(comparison, bare):
+        return "FP16 follows FP32 here, with and without loss scaling"
+    gap = comparison.distance(bare)
+    return f"Bare FP16 ends {gap:.2f} above FP32; with loss scaling it follows FP32"
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """Return what the comparison shows, a sentence a finding."""
+    bare, static, dynamic = _fp16(comparison)
+    return [
+        _about_bare(comparison, bare),
+        _about_scaled(comparison, static, dynamic),
+        _about_dynamic(comparison, dynamic),
+    ]
+
+
+def _fp16(comparison: Comparison) -> list[Run]:
+    runs = {run.name: run for run in comparison.runs}
+    return [runs[kind.name] for kind in (FP16_BARE, FP16_STATIC, FP16_DYNAMIC)]
+
+
+def _matches(comparison: Comparison, *runs: Run) -> bool:
+    noise = comparison.seed_noise
+    # Written so that a loss that is not finite does not match.
+    return all(abs(comparison.distance(run)) <= noise for run in runs)
+
+
+def _about_bare(comparison: Comparison, bare: Run) -> str:
+    lost = f"{bare.lost_share:.0%} of its gradient elements were flushed to zero"
+    if not math.isfinite(bare.final_loss):
+        return f"FP16 bare broke: its loss is no longer finite, and {lost}."
+    gap = comparison.distance(bare)
+    if _matches(comparison, bare):
+        return f"FP16 bare ends within the seed noise here, although {lost}."
+    return (
+        f"FP16 bare ends {gap:+.2f} from FP32, at {bare.final_loss:.2f}: {lost}. "
+        "Guessing by character frequency alone, without looking at the text, gives "
+        f"{comparison.frequency_loss:.2f}."
+    )
+
+
+def _about_scaled(comparison: Comparison, *runs: Run) -> str:
+    names = " and ".join(run.name for run in runs)
+    noise = f"changing only the seed moves FP32 by up to {comparison.seed_noise:.3f}"
+    gap = max(abs(comparison.distance(run)) for run in runs)
+    if _matches(comparison, *runs):
+        return f"{names} match FP32: they end within {gap:.3f} of it; {noise}."
+    return f"{names} do not both match FP32: they end up to {gap:.3f} away; {noise}."
+
+
+def _about_dynamic(comparison: Comparison, run: Run) -> str:
+    low, high = (round(math.log2(scale)) for scale in (min(run.scales), max(run.scales)))
+    steps, skipped = comparison.settings.steps, len(run.skipped)
+    found = f"The dynamic scale moved between 2^{low} and 2^{high}"
+    if not skipped:
+        return f"{found} and skipped none of {steps} steps."
+    return f"{found}; {skipped} of {steps} steps were skipped because it was too high."
