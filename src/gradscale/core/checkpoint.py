@@ -201,8 +201,8 @@ def _checked(
         finite_steps=_small_count("_growth_tracker", state["_growth_tracker"]),
         debt=_small_count("debt", extra.get("debt", 0)),
         floor_steps=_small_count("floor_steps", extra.get("floor_steps", 0)),
-        calibrated=bool(extra.get("calibrated", True)),
-        grown=bool(extra.get("grown", False)),
+        calibrated=_flag("calibrated", extra.get("calibrated", True)),
+        grown=_flag("grown", extra.get("grown", False)),
         tallies=_tallies(extra.get("tallies", [])),
     )
 
@@ -214,6 +214,12 @@ def _tallies(value: Any) -> tuple[tuple[int, int], ...]:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise _bad("tallies", value, "a list of pairs of counts")
     return tuple((_count("tallies", a), _count("tallies", b)) for a, b in value)
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _bad(name, value, "True or False")
+    return value
 
 
 def _count(name: str, value: Any) -> int:

@@ -1,12 +1,11 @@
 """From the scaler's tensors to a checkpoint and back."""
 
-import math
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from gradscale.core.checkpoint import AnyPolicy, Saved, pack
-from gradscale.core.policies import DynamicScale
+from gradscale.core.policies import HIGHEST_SCALE, LOWEST_SCALE, DynamicScale
 from gradscale.errors import ConfigError
 from gradscale.torch.ledger import Ledger
 
@@ -81,7 +80,7 @@ def chosen(policy: AnyPolicy | None, moves: tuple[Any, Any, Any, Any]) -> AnyPol
             )
         return policy
     first = settings["init_scale"]
-    if isinstance(first, Real) and 0.0 < float(first) < math.inf:
+    if isinstance(first, Real) and LOWEST_SCALE <= first <= HIGHEST_SCALE:
         settings["min_scale"] = min(default.min_scale, float(first))
         settings["max_scale"] = max(default.max_scale, float(first))
     return DynamicScale(**settings)

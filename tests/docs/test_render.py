@@ -1,0 +1,64 @@
+"""The pages that are made from data are up to date."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs import render
+from gradscale.core.catalogue import CATALOGUE
+
+DOCS = Path(render.__file__).parent
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Where the page is written instead of docs/codes.md."""
+    path = tmp_path / "codes.md"
+    monkeypatch.setattr(render, "CODES", path)
+    return path
+
+
+def test_the_page_of_codes_is_up_to_date():
+    text = (DOCS / "codes.md").read_text(encoding="utf-8")
+    assert text == render.codes_page(), "Run python -m docs.render."
+
+
+def test_check_accepts_a_page_that_was_just_written(elsewhere):
+    assert render.main([]) == 0
+    assert render.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("old", ["", "# Codes\n"])
+def test_check_refuses_a_page_that_is_out_of_date(elsewhere, old, capsys):
+    elsewhere.write_text(old, encoding="utf-8")
+    assert render.main(["--check"]) == 1
+    assert capsys.readouterr().out == (
+        "docs/codes.md is out of date. Run python -m docs.render.\n"
+    )
+
+
+def test_check_refuses_a_missing_page(elsewhere, capsys):
+    assert render.main(["--check"]) == 1
+    assert "out of date" in capsys.readouterr().out
+
+
+def test_check_writes_nothing(elsewhere, capsys):
+    render.main(["--check"])
+    assert not elsewhere.exists()
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.code)
+def test_a_code_has_a_heading_that_the_table_links_to(entry):
+    page = render.codes_page()
+    assert f"(#{render.anchor(entry)})" in page
+    anchor = f'<a id="{render.anchor(entry)}"></a>'
+    assert f"\n{anchor}\n\n## {entry.code} {entry.name}\n" in page
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_links_between_pages_lead_somewhere(path):
+    links = re.findall(r"\]\(([\w.]*)#([\w-]+)\)", path.read_text(encoding="utf-8"))
+    anchors = {render.anchor(entry) for entry in CATALOGUE}
+    to_codes = {anchor for page, anchor in links if (page or path.name) == "codes.md"}
+    assert to_codes <= anchors

@@ -1,0 +1,266 @@
+"""Who may import whom, held as data; and what an import may cost."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import gradscale
+
+SOURCE = Path(gradscale.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+FRAMEWORKS = {"torch", "jax", "keras", "mxnet", "apex"}
+
+
+class Allowed(NamedTuple):
+    """What a room may import beside itself and the standard library."""
+
+    rooms: set[str]
+    libraries: set[str]
+
+
+CORE = {"core", "errors"}
+FACTS = CORE | {"runfile"}
+READERS = FACTS | {"diagnosis", "simulate"}
+EVERY_ROOM = READERS | FRAMEWORKS | {"sinks", "integrations", "demo", "report"}
+SCREEN = {"rich", "typer"}
+
+# The table of rooms. The last two rows are files, not rooms.
+ROOMS = {
+    "errors": Allowed(set(), set()),
+    "core": Allowed({"errors"}, set()),
+    "runfile": Allowed(CORE, set()),
+    "torch": Allowed(FACTS, {"torch", "triton"}),
+    "jax": Allowed(FACTS, {"jax"}),
+    "keras": Allowed(FACTS, {"keras"}),
+    "mxnet": Allowed(FACTS, {"mxnet"}),
+    "apex": Allowed(FACTS | {"torch"}, {"torch"}),
+    "diagnosis": Allowed(FACTS, {"numpy"}),
+    "simulate": Allowed(FACTS, {"numpy"}),
+    "sinks": Allowed(FACTS | FRAMEWORKS, {"tensorboard", "torch", "wandb"}),
+    "integrations": Allowed(
+        FACTS | FRAMEWORKS, {"accelerate", "lightning", "torch", "transformers"}
+    ),
+    "demo": Allowed(FACTS | FRAMEWORKS, {"torch"}),
+    "report": Allowed(READERS, {"altair", "jinja2", "rich", "vl_convert"}),
+    "cli": Allowed(EVERY_ROOM | {""}, SCREEN),
+    "": Allowed(CORE, set()),
+    "__main__": Allowed({"cli"}, set()),
+}
+
+# At 300 lines a file is split, or says why not.
+LONG_FILES = {
+    "core/catalogue.py": "a table of texts; one table is easier to search than four",
+    "torch/scaler.py": "all of torch's interface; torch.compile refuses to inherit",
+}
+
+
+def place(path):
+    return path.relative_to(SOURCE).as_posix()
+
+
+def room_of(path):
+    """Return the room of a file; '' is the package's own __init__."""
+    first = Path(place(path)).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imported(tree):
+    """Return the absolute names that a module imports, wherever it does so."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def forbidden(room, tree):
+    """Return what a module of this room imports and may not."""
+    allowed = ROOMS[room]
+    wrong = set()
+    for name in imported(tree):
+        first, *rest = name.split(".")
+        if first == "gradscale":
+            # A name that is no room is one of the package's own.
+            target = rest[0] if rest and rest[0] in ROOMS else ""
+            if target not in allowed.rooms | {room}:
+                wrong.add(name)
+        elif first not in allowed.libraries | sys.stdlib_module_names:
+            wrong.add(name)
+    return wrong
+
+
+def relative_imports(tree):
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.level > 0
+    ]
+
+
+def parsed(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+# --- the checks can fail --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("core", "import torch"),
+        ("core", "import numpy as np"),
+        ("core", "from gradscale.torch.scaler import GradScaler"),
+        ("core", "from gradscale import torch"),
+        ("core", "from gradscale import DynamicScale"),
+        ("errors", "from gradscale.core.ops import f32"),
+        ("torch", "def f():\n    import numpy"),
+        ("torch", "from gradscale.jax import scaler"),
+        ("torch", "import gradscale.cli"),
+        ("jax", "import torch.amp"),
+        ("report", "from gradscale.torch import GradScaler"),
+        ("demo", "from gradscale.report import figures"),
+        ("", "from gradscale.torch import GradScaler"),
+    ],
+)
+def test_an_import_that_is_not_allowed_is_found(room, line):
+    assert forbidden(room, ast.parse(line))
+
+
+@pytest.mark.parametrize(
+    ("room", "line"),
+    [
+        ("core", "import math, collections.abc"),
+        ("core", "from gradscale.errors import StateError"),
+        ("torch", "from gradscale.core.state import Observed"),
+        ("torch", "from torch import Tensor"),
+        ("apex", "from gradscale.torch import GradScaler"),
+        ("cli", "from gradscale import __version__"),
+        ("cli", "from gradscale.report import figures"),
+    ],
+)
+def test_an_import_that_is_allowed_is_let_through(room, line):
+    assert forbidden(room, ast.parse(line)) == set()
+
+
+def test_a_relative_import_is_found():
+    assert relative_imports(ast.parse("from .state import Observed")) == [1]
+
+
+# --- the tree -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_a_file_belongs_to_a_room(path):
+    assert room_of(path) in ROOMS
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_a_file_imports_only_what_its_room_may(path):
+    assert forbidden(room_of(path), parsed(path)) == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_imports_are_absolute(path):
+    assert relative_imports(parsed(path)) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_a_file_is_named_after_a_concept(path):
+    names = set(re.split(r"[/._]", place(path)))
+    assert names & {"utils", "util", "helpers", "helper", "common", "manager"} == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=place)
+def test_a_long_file_says_why(path):
+    lines = path.read_text(encoding="utf-8").count("\n")
+    assert lines <= 300 or place(path) in LONG_FILES
+
+
+@pytest.mark.parametrize("name", LONG_FILES)
+def test_a_file_that_says_why_it_is_long_is_long(name):
+    assert (SOURCE / name).read_text(encoding="utf-8").count("\n") > 300
+
+
+# --- what an import loads and costs ---------------------------------------------------
+
+
+def run_python(*arguments):
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=SOURCE.parent
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def loaded_by(statement, after="pass"):
+    """Return the packages that a statement loads, after another one has run."""
+    script = (
+        f"import json, sys\n{after}\nbefore = set(sys.modules)\n{statement}\n"
+        "print(json.dumps(sorted(set(sys.modules) - before)))"
+    )
+    modules = json.loads(run_python("-c", script).stdout)
+    return {module.split(".")[0] for module in modules} - sys.stdlib_module_names
+
+
+def test_what_an_import_loads_is_seen():
+    assert "typer" in loaded_by("import gradscale.cli")
+
+
+def test_importing_gradscale_loads_no_library():
+    assert loaded_by("import gradscale") == {"gradscale"}
+
+
+@pytest.mark.parametrize(
+    "module", ["errors", *sorted(p.stem for p in (SOURCE / "core").glob("[!_]*.py"))]
+)
+def test_the_core_loads_only_the_standard_library(module):
+    name = "gradscale.errors" if module == "errors" else f"gradscale.core.{module}"
+    assert loaded_by(f"import {name}") == {"gradscale"}
+
+
+def test_the_torch_room_loads_only_torch():
+    assert loaded_by("import gradscale.torch", after="import torch") == {"gradscale"}
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+import warnings
+warnings.simplefilter("ignore")
+import torch
+from gradscale.torch import GradScaler
+
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+scaler = GradScaler("cpu")
+scaler.scale(weight.sum()).backward()
+scaler.clip_grad_norm_(optimizer, max_norm=1.0)
+scaler.step(optimizer)
+scaler.update()
+scaler.load_state_dict(scaler.state_dict())
+print(scaler.last)
+"""
+
+
+def test_the_torch_room_trains_without_numpy():
+    assert "applied=True" in run_python("-c", WITHOUT_NUMPY).stdout
+
+
+def import_ms():
+    """Return the milliseconds that `import gradscale` takes, all it loads included."""
+    report = run_python("-X", "importtime", "-c", "import gradscale").stderr
+    line = next(line for line in report.splitlines() if line.endswith("| gradscale"))
+    return int(line.split("|")[1]) / 1000.0
+
+
+def test_importing_gradscale_takes_less_than_a_tenth_of_a_second():
+    # The best of five: a busy machine makes an import slower, never faster.
+    assert min(import_ms() for _ in range(5)) < 100.0

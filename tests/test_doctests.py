@@ -1,0 +1,74 @@
+"""Every example in a docstring and in the pages under docs/ runs."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import gradscale
+
+DOCS = Path(__file__).parents[1] / "docs"
+MODULES = [
+    "gradscale",
+    *(
+        name
+        for _, name, _ in pkgutil.walk_packages(gradscale.__path__, "gradscale.")
+        # Importing it runs the command line.
+        if name != "gradscale.__main__"
+    ),
+]
+# Modules whose docstrings teach by example must not lose them.
+WITH_EXAMPLES = [
+    "gradscale",
+    "gradscale.core.checkpoint",
+    "gradscale.core.ops",
+    "gradscale.core.outcome",
+    "gradscale.core.policies",
+    "gradscale.core.verdicts",
+    "gradscale.torch.scaler",
+]
+
+
+class FencedParser(doctest.DocTestParser):
+    """Reads Markdown: the fence that ends a block is not expected output."""
+
+    def parse(self, string, name="<string>"):
+        return super().parse(re.sub(r"(?m)^```.*$", "", string), name)
+
+
+def run_page(path):
+    return doctest.testfile(str(path), module_relative=False, parser=FencedParser())
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_a_module_run(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_a_module_that_is_used_first_has_examples(name):
+    assert doctest.testmod(importlib.import_module(name)).attempted > 0
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
+def test_the_examples_of_a_page_run(path):
+    assert run_page(path).failed == 0
+
+
+def test_the_page_of_policies_has_examples():
+    assert run_page(DOCS / "policies.md").attempted > 10
+
+
+def test_a_wrong_example_is_found(tmp_path, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("```python\n>>> 1 + 1\n3\n```\n", encoding="utf-8")
+    assert run_page(page).failed == 1
+
+
+def test_a_fence_is_not_expected_output(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\n>>> 1 + 1\n2\n```\n", encoding="utf-8")
+    assert run_page(page).failed == 0
