@@ -18,6 +18,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 from gradscale.errors import ConfigError
 from gradscale.report.tables import ComparisonRow, comparison_table
@@ -56,8 +57,8 @@ def demo(
         int,
         typer.Option(
             min=1,
-            help="Optimizer steps of each run. The default shows the difference in "
-            "about a minute on two cores.",
+            help="Optimizer steps of each run. The default shows the difference and "
+            "takes about a minute on two cores.",
         ),
     ] = 160,
     seed: Annotated[
@@ -71,9 +72,10 @@ def demo(
 ) -> None:
     """Train a small model in five precisions and see what loss scaling does.
 
-    An 18-layer network learns to predict the next character of the standard library's
-    source text: in FP32, in BF16, and in FP16 bare, with a static scale and with a
-    dynamic one. All start from the same weights and see the same batches.
+    A plain network of 19 hidden layers learns to predict the next character of the
+    standard library's source text: in FP32, in BF16, and in FP16 bare, with a static
+    scale and with a dynamic one. All start from the same weights and see the same
+    batches.
 
     - `gradscale demo` prints the table and draws the figure
     - `gradscale demo --seed 1` does it again from other weights
@@ -172,8 +174,8 @@ def _rows(comparison: "Comparison") -> list[ComparisonRow]:
 def _setup(comparison: "Comparison") -> str:
     s = comparison.settings
     return (
-        f"{s.depth}-layer network, {s.steps} steps of {s.batch} characters of Python's "
-        f"own source text, seed {s.seed}, {s.device}"
+        f"Python's own source text, {s.depth} hidden layers, {s.steps} steps of "
+        f"{s.batch}, seed {s.seed}, {s.device}"
     )
 
 
@@ -181,8 +183,10 @@ def _show(comparison: "Comparison", reading: list[str], out: Path) -> None:
     console = Console(highlight=False)
     console.print(f"\n{_setup(comparison)}", style="dim")
     console.print(comparison_table(_rows(comparison), noise=comparison.seed_noise))
+    points = Table.grid(padding=(0, 1))
     for sentence in reading:
-        console.print(f"• {sentence}")
+        points.add_row("•", sentence)
+    console.print(points)
     console.print(f"\nThe figure is in {out}")
 
 

@@ -131,8 +131,7 @@ class DynamicScale:
     @property
     def period(self) -> int:
         """Steps in which one overflow is forgiven; 0 means none ever is."""
-        # A little less: 1 / (1 / 49) is a little more than 49.
-        return math.ceil(1.0 / self.tolerance - 1e-6) if self.tolerance > 0.0 else 0
+        return math.ceil(1.0 / self.tolerance) if self.tolerance > 0.0 else 0
 
     def init_state(self) -> ScaleState:
         """Return the state before the first step."""

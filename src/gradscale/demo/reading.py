@@ -17,7 +17,10 @@ def headline(comparison: Comparison) -> str:
     if _matches(comparison, bare):
         return "FP16 follows FP32 here, with and without loss scaling"
     gap = comparison.distance(bare)
-    return f"Bare FP16 ends {gap:.2f} above FP32; with loss scaling it follows FP32"
+    side = "above" if gap > 0 else "below"
+    return (
+        f"Bare FP16 ends {abs(gap):.2f} {side} FP32; with loss scaling it follows FP32"
+    )
 
 
 def sentences(comparison: Comparison) -> list[str]:
@@ -42,15 +45,18 @@ def _matches(comparison: Comparison, *runs: Run) -> bool:
 
 
 def _about_bare(comparison: Comparison, bare: Run) -> str:
-    lost = f"{bare.lost_share:.0%} of its gradient elements were flushed to zero"
+    lost = (
+        f"{100 * bare.lost_share:.0f} % of its gradient elements were flushed to zero"
+    )
     if not math.isfinite(bare.final_loss):
         return f"FP16 bare broke: its loss is no longer finite, and {lost}."
     gap = comparison.distance(bare)
     if _matches(comparison, bare):
         return f"FP16 bare ends within the seed noise here, although {lost}."
+    side = "above" if gap > 0 else "below"
     return (
-        f"FP16 bare ends {gap:+.2f} from FP32, at {bare.final_loss:.2f}: {lost}. "
-        "Guessing by character frequency alone, without looking at the text, gives "
+        f"FP16 bare ends {abs(gap):.2f} {side} FP32: {lost}. Its loss is "
+        f"{bare.final_loss:.2f}; guessing by character frequency alone gives "
         f"{comparison.frequency_loss:.2f}."
     )
 
@@ -65,7 +71,9 @@ def _about_scaled(comparison: Comparison, *runs: Run) -> str:
 
 
 def _about_dynamic(comparison: Comparison, run: Run) -> str:
-    low, high = (round(math.log2(scale)) for scale in (min(run.scales), max(run.scales)))
+    low, high = (
+        round(math.log2(scale)) for scale in (min(run.scales), max(run.scales))
+    )
     steps, skipped = comparison.settings.steps, len(run.skipped)
     found = f"The dynamic scale moved between 2^{low} and 2^{high}"
     if not skipped:

@@ -31,8 +31,8 @@ class Settings:
     steps: int = 160
     batch: int = 4096
     context: int = 8
-    depth: int = 18
-    width: int = 20
+    depth: int = 19
+    width: int = 16
     learning_rate: float = 3e-3
     measurements: int = 8
 
@@ -49,7 +49,7 @@ class Settings:
     @property
     def shown_steps(self) -> list[int]:
         """The counts of steps after which the held-out loss is taken."""
-        return [*range(10, self.steps, 10), self.steps]
+        return [*range(5, self.steps, 5), self.steps]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,9 @@ def train(
     batches = torch.Generator().manual_seed(settings.seed)
     probe = held_out_windows(text, settings).to(settings.device)
     losses = [(0, _held_out_loss(model, probe))]
-    scales, skipped, shares = [], [], []
+    scales: list[float] = []
+    skipped: list[int] = []
+    shares: list[float] = []
     for step in range(settings.steps):
         windows = draw(text.training, settings.shape, batches).to(settings.device)
         optimizer.zero_grad()
@@ -112,11 +114,11 @@ def train(
         share = None
         if step in settings.measured_steps:
             exact = torch.autograd.grad(_loss(model, windows, torch.float32), params)
-            share = lost_share(exact, [param.grad for param in params])
+            share = lost_share(exact, [p.grad for p in params if p.grad is not None])
         scales.append(scaler.get_scale())
         scaler.step(optimizer)
         scaler.update()
-        if not scaler.last.applied:
+        if scaler.skipped_steps > len(skipped):
             skipped.append(step)
         elif share is not None:
             shares.append(share)

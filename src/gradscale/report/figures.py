@@ -38,7 +38,7 @@ class Curves(Protocol):
 
 # Okabe and Ito's colours, told apart in every kind of colour vision. The first run is
 # the reference: wide and pale, so that the others show on top of it.
-_LOOKS = (
+_LOOKS: tuple[tuple[Any, ...], ...] = (
     ("#B4B4B4", 8.0, [1, 0]),
     ("#009E73", 2.2, [2, 3]),
     ("#D55E00", 3.0, [1, 0]),
@@ -111,7 +111,7 @@ def save_png(chart: alt.VConcatChart, path: Path) -> None:
 def _loss_panel(
     runs: Sequence[Curves], seeds: Sequence[Curves], baseline: float, steps: int
 ) -> alt.LayerChart:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"run": run.name, "step": step, "loss": loss}
         for run in runs
         for step, loss in run.losses
@@ -121,21 +121,26 @@ def _loss_panel(
         {"step": at[0][0], "low": min(y for _, y in at), "high": max(y for _, y in at)}
         for at in zip(*(run.losses for run in seeds), strict=True)
     ]
-    # The first fifth of a run falls so far that the rest would be one flat line.
-    late = [row["loss"] for row in rows if row["step"] >= steps / 5]
-    low, high = min(late), max(late)
-    margin = 0.08 * (high - low)
+    # A run falls so far at first that all the rest would be one flat line.
+    late = [row["loss"] for row in rows if row["step"] >= steps / 2]
+    low, high = min(late), max(*late, baseline)
+    room = max(high - low, 0.01)
+    shown = alt.Scale(domain=[low - 0.1 * room, high + 0.5 * room], nice=False)
     loss = alt.Y(
         "loss:Q",
         title="nats per character",
-        scale=alt.Scale(domain=[low - margin, high + margin], nice=False),
-        axis=alt.Axis(tickCount=6, format=".1f"),
+        scale=shown,
+        axis=alt.Axis(tickCount=6),
+    )
+    caption = (
+        f"Loss on held-out text, {rows[0]['loss']:.1f} at step 0; the grey band is "
+        f"{runs[0].name} over {len(seeds)} seeds"
     )
     x = _steps(steps, title=None)
     area = (
         alt.Chart(alt.Data(values=band))
         .mark_area(clip=True, color=_LOOKS[0][0], opacity=0.3)
-        .encode(x=x, y=alt.Y("low:Q"), y2="high:Q")
+        .encode(x=x, y=alt.Y("low:Q", scale=shown), y2="high:Q")
     )
     rule = (
         alt.Chart(alt.Data(values=[{"loss": baseline}]))
@@ -145,9 +150,7 @@ def _loss_panel(
     note = (
         alt.Chart(alt.Data(values=[{"step": steps, "loss": baseline}]))
         .mark_text(align="right", dy=-11, fontSize=12, color=_QUIET)
-        .encode(
-            x=x, y=loss, text=alt.value("guessing by character frequency, blind to text")
-        )
+        .encode(x=x, y=loss, text=alt.value("guessing by character frequency alone"))
     )
     lines = (
         alt.Chart(alt.Data(values=rows))
@@ -155,12 +158,12 @@ def _loss_panel(
         .encode(x=x, y=loss, **_looks(runs))
     )
     return alt.layer(area, rule, lines, note).properties(
-        width=_WIDTH, height=280, title=_caption("Loss on held-out text")
+        width=_WIDTH, height=280, title=_caption(caption)
     )
 
 
 def _scale_panel(runs: Sequence[Curves], steps: int) -> alt.LayerChart:
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"run": run.name, "step": step, "log2": math.log2(scale)}
         for run in runs
         for step, scale in enumerate(run.scales)
@@ -200,7 +203,7 @@ def _skips(run: Curves) -> list[dict[str, float]]:
 
 
 def _caption(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, fontSize=13, fontWeight="normal", offset=8)
+    return alt.TitleParams(text, fontSize=13, fontWeight="normal", frame="group")
 
 
 def _steps(steps: int, title: str | None) -> alt.X:

@@ -12,7 +12,6 @@ from torch import Tensor
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.ops import f32
 from gradscale.core.outcome import StepOutcome
-from gradscale.core.policies import HIGHEST_SCALE
 from gradscale.core.verdicts import COLLAPSED_AFTER, StepRecord
 from gradscale.errors import (
     ConfigError,
@@ -125,8 +124,10 @@ def checked_scale(
         new_scale = new_scale.item()
     number = math.nan
     if isinstance(new_scale, Real) and not isinstance(new_scale, bool):
-        # Compared as it is first: an int may be too large for any float.
-        number = f32(float(new_scale)) if abs(new_scale) <= HIGHEST_SCALE else math.inf
+        try:
+            number = f32(float(new_scale))
+        except OverflowError:
+            number = math.inf
     if not policy.min_scale <= number <= policy.max_scale:
         raise ConfigError(
             f"update({new_scale!r}) asks for a scale outside "

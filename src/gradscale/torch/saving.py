@@ -1,7 +1,6 @@
 """From the scaler's tensors to a checkpoint and back."""
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from gradscale.core.checkpoint import AnyPolicy, Saved, pack
@@ -80,7 +79,7 @@ def chosen(policy: AnyPolicy | None, moves: tuple[Any, Any, Any, Any]) -> AnyPol
             )
         return policy
     first = settings["init_scale"]
-    if isinstance(first, Real) and LOWEST_SCALE <= first <= HIGHEST_SCALE:
+    if isinstance(first, (int, float)) and LOWEST_SCALE <= first <= HIGHEST_SCALE:
         settings["min_scale"] = min(default.min_scale, float(first))
         settings["max_scale"] = max(default.max_scale, float(first))
     return DynamicScale(**settings)
