@@ -25,6 +25,7 @@ format: .venv/.dev
 
 bench: .venv/.dev
 	$(PY) -m benchmarks.bench_step --out benchmarks/results/step_cpu.json
+	$(PY) -m benchmarks.bench_defects --out benchmarks/results/defects.json
 
 docs: .venv/.dev
 	$(PY) -m docs.render

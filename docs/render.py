@@ -5,9 +5,12 @@ import sys
 from itertools import groupby
 from pathlib import Path
 
+from docs.measured import filled
 from gradscale.core.catalogue import CATALOGUE, GIVEN, Entry
 
-CODES = Path(__file__).parent / "codes.md"
+ROOT = Path(__file__).parent.parent
+CODES = ROOT / "docs" / "codes.md"
+MEASURED = (ROOT / "README.md", ROOT / "docs" / "torch.md")
 HEAD = f"""\
 # Codes
 
@@ -77,14 +80,20 @@ def main(arguments: list[str] | None = None) -> int:
         "--check", action="store_true", help="write nothing; fail if out of date"
     )
     check = parser.parse_args(arguments).check
-    wanted = codes_page()
-    if not check:
-        CODES.write_text(wanted, encoding="utf-8")
-        return 0
-    if CODES.exists() and CODES.read_text(encoding="utf-8") == wanted:
-        return 0
-    print(f"docs/{CODES.name} is out of date. Run python -m docs.render.")
-    return 1
+    pages = {CODES: codes_page()}
+    pages |= {path: filled(path.read_text(encoding="utf-8")) for path in MEASURED}
+    stale = [
+        path
+        for path, wanted in pages.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != wanted
+    ]
+    if check:
+        for path in stale:
+            print(f"{path.name} is out of date. Run python -m docs.render.")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(pages[path], encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

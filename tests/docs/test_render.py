@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from docs import render
+from docs import measured, render
 from gradscale.core.catalogue import CATALOGUE
 
 DOCS = Path(render.__file__).parent
@@ -17,6 +17,24 @@ def elsewhere(tmp_path, monkeypatch):
     path = tmp_path / "codes.md"
     monkeypatch.setattr(render, "CODES", path)
     return path
+
+
+def test_every_page_is_up_to_date(capsys):
+    assert render.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_a_marked_table_is_made_anew():
+    begin = measured.BEGIN.format(name="defects-short")
+    page = f"before\n{begin}\nold\n{measured.END}\nafter\n"
+    text = measured.filled(page)
+    assert "old" not in text
+    assert "| weights survive a scale that collapses | no | yes |" in text
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+
+
+def test_a_page_without_marks_stays_as_it_is():
+    assert measured.filled("nothing to see\n") == "nothing to see\n"
 
 
 def test_the_page_of_codes_is_up_to_date():
@@ -34,7 +52,7 @@ def test_check_refuses_a_page_that_is_out_of_date(elsewhere, old, capsys):
     elsewhere.write_text(old, encoding="utf-8")
     assert render.main(["--check"]) == 1
     assert capsys.readouterr().out == (
-        "docs/codes.md is out of date. Run python -m docs.render.\n"
+        "codes.md is out of date. Run python -m docs.render.\n"
     )
 
 

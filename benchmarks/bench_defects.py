@@ -1,0 +1,80 @@
+"""Run every scenario of tests/torch/test_defects.py on torch's scaler and on ours."""
+
+import argparse
+import json
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import gradscale.torch
+from benchmarks.record import result, write
+from tests.torch.test_defects import SCENARIOS
+
+CLASSES = {
+    "torch.amp.GradScaler": torch.amp.GradScaler,
+    "gradscale": gradscale.torch.GradScaler,
+}
+
+
+def holds(scenario: Callable[[Any], None], kind: Any) -> bool:
+    """Return whether the scaler does what the scenario asks of it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            scenario(kind)
+        # Whatever goes wrong is the answer; pytest.fail is no Exception.
+        except BaseException as failure:
+            if isinstance(failure, KeyboardInterrupt):
+                raise
+            return False
+    return True
+
+
+def measure() -> list[dict[str, Any]]:
+    """Return one row a behaviour: how many of its variants each scaler passes."""
+    variants: dict[str, list[Any]] = defaultdict(list)
+    for param in SCENARIOS:
+        scenario = param.values[0]
+        variants[scenario.func.__name__.replace("_", " ")].append(scenario)
+    return [
+        {
+            "behaviour": behaviour,
+            "variants": len(scenarios),
+            **{
+                name: sum(holds(scenario, kind) for scenario in scenarios)
+                for name, kind in CLASSES.items()
+            },
+        }
+        for behaviour, scenarios in track(
+            variants.items(), description="scenarios", console=Console(stderr=True)
+        )
+    ]
+
+
+def main() -> None:
+    """Measure, write the JSON file, print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    args = parser.parse_args()
+    record = result("defects", "cpu", measure()) | {"unit": "variants passed"}
+    write(args.out, record)
+    if args.json:
+        print(json.dumps(record))
+        return
+    shown = Table("behaviour", *CLASSES, title="Variants passed")
+    for row in record["rows"]:
+        passed = [f"{row[name]} of {row['variants']}" for name in CLASSES]
+        shown.add_row(row["behaviour"], *passed)
+    Console().print(shown)
+
+
+if __name__ == "__main__":
+    main()
