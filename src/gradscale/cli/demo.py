@@ -95,8 +95,12 @@ def demo(
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint="--device") from error
     settings = Settings(device=place, steps=steps, seed=seed)
-    with _progress(settings, len(planned_runs(settings))) as on_step:
-        comparison = compare(settings, on_step)
+    try:
+        with _progress(settings, len(planned_runs(settings))) as on_step:
+            comparison = compare(settings, on_step)
+    except FileNotFoundError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from error
     chart = comparison_figure(
         comparison.runs,
         comparison.other_seeds,

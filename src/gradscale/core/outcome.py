@@ -53,7 +53,7 @@ class StepOutcome:
 
     @property
     def applied(self) -> bool:
-        """True if every optimizer that had gradients took its step."""
+        """True if a step was taken and no optimizer's gradients were bad."""
         return self.record.applied
 
     @property

@@ -31,7 +31,7 @@ class StepRecord(NamedTuple):
     Attributes:
         step: Which `update()` this was, counted from 1.
         scale: The scale that multiplied the loss.
-        applied: Every optimizer that had gradients took its step.
+        applied: A step was taken and no optimizer's gradients were bad.
         finite: Every gradient element was finite and stayed so when unscaled.
         loss_finite: The loss was finite before it was scaled.
         norm_finite: The gradient norm, if one was asked for, is a usable f32.

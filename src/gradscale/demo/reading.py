@@ -76,6 +76,8 @@ def _about_dynamic(comparison: Comparison, run: Run) -> str:
     )
     steps, skipped = comparison.settings.steps, len(run.skipped)
     found = f"The dynamic scale moved between 2^{low} and 2^{high}"
+    if low == high:
+        found = f"The dynamic scale stayed at 2^{low}"
     if not skipped:
         return f"{found} and skipped none of {steps} steps."
     return f"{found}; {skipped} of {steps} steps were skipped because it was too high."

@@ -123,7 +123,7 @@ def _loss_panel(
     ]
     # A run falls so far at first that all the rest would be one flat line.
     late = [row["loss"] for row in rows if row["step"] >= steps / 2]
-    low, high = min(late), max(*late, baseline)
+    low, high = min(*late, baseline), max(*late, baseline)
     room = max(high - low, 0.01)
     shown = alt.Scale(domain=[low - 0.1 * room, high + 0.5 * room], nice=False)
     loss = alt.Y(

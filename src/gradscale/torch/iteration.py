@@ -99,6 +99,16 @@ class Iteration:
         """Return how far the step has come."""
         return self.states[id(step.optimizer)]["stage"]
 
+    def seen_in_last(self, params: list[Tensor]) -> bool:
+        """Return whether the last update closed steps of all these parameters."""
+        closed = {
+            id(param)
+            for step in self.settled.values()
+            if step.optimizer is not None
+            for param in step.params()
+        }
+        return closed.issuperset(id(param) for param in params)
+
     def unscaled(self) -> list[OpenStep]:
         """Return the steps whose gradients are unscaled and not yet used."""
         return [s for s in self.steps.values() if self.stage(s) is OptState.UNSCALED]
@@ -171,6 +181,7 @@ def params_of(steps: list[OpenStep]) -> list[Tensor]:
 
 
 def _carried(step: OpenStep, state: dict[str, Any], used_scale: Tensor) -> Carried:
+    step.carried = True
     if step.scale is None:
         step.scale = used_scale.clone()
     grads = [param.grad for param in step.params()]

@@ -38,7 +38,9 @@ class OpenStep:
         norm_found: f32[], 1 if a norm was not usable on any rank, else 0.
         amax: f32[], the largest magnitude on any rank.
         multiplier: f32[], what the gradients were or were to be multiplied by.
-        scale: f32[], the scale behind the gradients if an update came in between.
+        scale: f32[], the scale behind the gradients where it is not the one that
+            multiplied the last loss.
+        carried: An update came between the first touch and now.
     """
 
     optimizer: Any = None
@@ -54,11 +56,7 @@ class OpenStep:
     amax: Tensor | None = None
     multiplier: Tensor | None = None
     scale: Tensor | None = None
-
-    @property
-    def carried(self) -> bool:
-        """Whether an update came between the first touch and now."""
-        return self.scale is not None
+    carried: bool = False
 
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer."""

@@ -258,7 +258,8 @@ class GradScaler(torch.amp.GradScaler):
             return step.scale
         iteration = self._iteration
         if not iteration.scaled and id(step.optimizer) in iteration.settled:
-            ledger.used_scale.copy_(scale)
+            step.scale = scale.clone()
+            return step.scale
         return ledger.used_scale
 
     def clip_grad_norm_(
@@ -336,7 +337,8 @@ class GradScaler(torch.amp.GradScaler):
             return torch.zeros_like(scale)
         steps = self._iteration.unscaled()
         unscaled = {id(param) for param in params_of(steps)}
-        inv_scale = inverse(ledger.used_scale)
+        by_hand = not self._iteration.scaled and self._iteration.seen_in_last(params)
+        inv_scale = inverse(scale if by_hand else ledger.used_scale)
         clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type)
         for step in steps:
             step.close()
@@ -483,7 +485,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _parts(self) -> tuple[list[Part], list[int]]:
         """Return what each optimizer contributes, and the keys of the idle ones."""
-        scale, _ = self._check_scale_growth_tracker("update")
+        scale, ledger = self._books("update")
         steps, params_clip = self._iteration.steps, self._iteration.params_clip
         parts, idle = [], []
         for key, state in self._per_optimizer_states.items():
@@ -493,6 +495,7 @@ class GradScaler(torch.amp.GradScaler):
                 skip = skip_of(state, scale.device)
                 part = Part(
                     account=self._account(key),
+                    scale=ledger.used_scale if step.scale is None else step.scale,
                     stepped=state["stage"] is OptState.STEPPED,
                     skip=skip,
                     found=skip if step.found is None else step.found,

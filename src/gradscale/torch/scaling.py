@@ -31,8 +31,8 @@ def trace_of(output: Tensor) -> Tensor | None:
     """
     if output.numel() > LARGEST_LOSS or output.layout is not torch.strided:
         return None
-    trace = 0.0 * (output.abs() if output.is_complex() else output).detach()
-    return trace.sum()
+    output = output.detach()
+    return (0.0 * (torch.view_as_real(output) if output.is_complex() else output)).sum()
 
 
 def map_outputs(outputs: Any, one: Callable[[Tensor], Tensor]) -> Any:

@@ -17,6 +17,7 @@ class Part(NamedTuple):
 
     Attributes:
         account: Where its row and tally are kept.
+        scale: f32[], the scale behind its gradients.
         stepped: Its `step()` ran; else it was only unscaled.
         skip: f32[], 1 if its step was to be skipped, else 0.
         found: f32[], 1 if an element was not finite, else 0.
@@ -26,6 +27,7 @@ class Part(NamedTuple):
     """
 
     account: Account
+    scale: Tensor
     stepped: bool
     skip: Tensor
     found: Tensor
@@ -87,7 +89,8 @@ def force_scale(
 def settle_idle(ledger: Ledger, accounts: Sequence[Account]) -> None:
     """Write the rows of those for whom no gradient was there. No host sync."""
     zero = ledger.zero
-    row = _row(ledger, zero, zero, zero, zero, zero, zero, ledger.unasked)
+    scale = ledger.used_scale
+    row = _row(ledger, scale, zero, zero, zero, zero, zero, zero, ledger.unasked)
     for account in accounts:
         account.row.copy_(row)
         account.tally[0].add_(1)
@@ -122,6 +125,7 @@ def _together(ledger: Ledger, parts: Sequence[Part]) -> Part:
     peaks = [part.amax for part in parts if part.amax is not None]
     return Part(
         account=ledger.total,
+        scale=ledger.used_scale,
         stepped=bool(stepped),
         skip=_largest([part.skip for part in parts]),
         found=_largest([part.found for part in parts]),
@@ -138,6 +142,7 @@ def _write(ledger: Ledger, part: Part, accounts: Sequence[Account]) -> None:
     skipped = part.skip if part.stepped else zero
     row = _row(
         ledger,
+        part.scale,
         stepped,
         skipped,
         part.found,
@@ -154,6 +159,7 @@ def _write(ledger: Ledger, part: Part, accounts: Sequence[Account]) -> None:
 
 def _row(
     ledger: Ledger,
+    scale: Tensor,
     stepped: Tensor,
     skipped: Tensor,
     found: Tensor,
@@ -165,7 +171,7 @@ def _row(
     """Return a row in the order of `ledger.ROW`."""
     return torch.stack(
         (
-            ledger.used_scale,
+            scale,
             stepped,
             skipped,
             found,
