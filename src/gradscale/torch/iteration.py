@@ -61,11 +61,14 @@ class Iteration:
         steps: What else is known, by the same key.
         params_clip: A clip of bare parameters; it counts for every optimizer.
         scaled: A loss was scaled since the last update.
-        settled: The steps that the last update closed; empty before the first.
+        settled: The steps behind the last outcome; empty before the first.
+        closed: The keys of the steps that the last update has closed, none if it only
+            set the scale.
     """
 
     def __init__(self) -> None:
         self.settled: dict[int, OpenStep] = {}
+        self.closed: set[int] = set()
         self._carried: dict[int, Carried] = {}
         self.renew()
 
@@ -103,8 +106,8 @@ class Iteration:
         """Return whether the last update closed steps of all these parameters."""
         closed = {
             id(param)
-            for step in self.settled.values()
-            if step.optimizer is not None
+            for key, step in self.settled.items()
+            if key in self.closed and step.optimizer is not None
             for param in step.params()
         }
         return closed.issuperset(id(param) for param in params)
@@ -153,6 +156,7 @@ class Iteration:
         ]
         if not torch.compiler.is_compiling():
             self._carry(used_scale)
+        self.closed = set(touched)
         if touched:
             self.settled = {key: self.steps.get(key, OpenStep()) for key in touched}
             for key in touched:

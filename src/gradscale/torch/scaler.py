@@ -257,7 +257,7 @@ class GradScaler(torch.amp.GradScaler):
         if step.scale is not None:
             return step.scale
         iteration = self._iteration
-        if not iteration.scaled and id(step.optimizer) in iteration.settled:
+        if not iteration.scaled and id(step.optimizer) in iteration.closed:
             step.scale = scale.clone()
             return step.scale
         return ledger.used_scale
