@@ -90,6 +90,13 @@ class Iteration:
                 self.steps[key] = OpenStep(optimizer, (model, optimizer))
         return self.steps[key]
 
+    def take_up(self, params: list[Tensor], model: Any) -> None:
+        """Take up every step that an update cut short and that has such parameters."""
+        wanted = {id(param) for param in params}
+        for carried in list(self._carried.values()):
+            if not wanted.isdisjoint(id(param) for param in carried.step.params()):
+                self.open(carried.step.optimizer, model)
+
     def forget(self, optimizer: Any) -> None:
         """Forget one optimizer; with the last one, the iteration."""
         self.states.pop(id(optimizer), None)
@@ -175,13 +182,8 @@ class Iteration:
 
 
 def params_of(steps: list[OpenStep]) -> list[Tensor]:
-    """Return the parameters whose gradients the steps have gathered."""
-    return [
-        param
-        for step in steps
-        if step.gradients is not None
-        for param in step.gradients.params
-    ]
+    """Return the parameters of the steps that have a gradient."""
+    return [p for step in steps for p in step.params() if p.grad is not None]
 
 
 def _carried(step: OpenStep, state: dict[str, Any], used_scale: Tensor) -> Carried:

@@ -335,6 +335,7 @@ class GradScaler(torch.amp.GradScaler):
         refuse_sharded(gradients, "clip_grad_norm_")
         if not gradients.tensors:
             return torch.zeros_like(scale)
+        self._iteration.take_up(params, self._model)
         steps = self._iteration.unscaled()
         unscaled = {id(param) for param in params_of(steps)}
         by_hand = not self._iteration.scaled and self._iteration.seen_in_last(params)
