@@ -182,8 +182,17 @@ class Iteration:
 
 
 def params_of(steps: list[OpenStep]) -> list[Tensor]:
-    """Return the parameters of the steps that have a gradient."""
-    return [p for step in steps for p in step.params() if p.grad is not None]
+    """Return the parameters whose gradients the steps have gathered."""
+    return [
+        param
+        for step in steps
+        for param in (
+            # A step that was carried over has let go of what it had gathered.
+            [p for p in step.params() if p.grad is not None]
+            if step.gradients is None
+            else step.gradients.params
+        )
+    ]
 
 
 def _carried(step: OpenStep, state: dict[str, Any], used_scale: Tensor) -> Carried:
