@@ -105,7 +105,7 @@ def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
         for precision, own in planned_runs(settings)
     ]
     workers = (os.cpu_count() or 1) if settings.device == "cpu" else 1
-    with _one_thread_each(), ThreadPoolExecutor(workers) as pool:
+    with _repeatable(), ThreadPoolExecutor(workers) as pool:
         futures = [
             pool.submit(train, precision, model, text, own, step_done)
             for precision, model, own in jobs
@@ -126,12 +126,17 @@ def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def _repeatable() -> Iterator[None]:
+    """Make the figures the same every time, on a GPU too, and put all back after."""
+    threads = torch.get_num_threads()
+    strict = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     # The matrices are tiny: a second thread gains little, and on a busy machine a run
     # that waits for it took ten times as long.
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.use_deterministic_algorithms(strict, warn_only=only_warns)

@@ -257,10 +257,12 @@ class GradScaler(torch.amp.GradScaler):
         if step.scale is not None:
             return step.scale
         iteration = self._iteration
-        if not iteration.scaled and id(step.optimizer) in iteration.closed:
-            step.scale = scale.clone()
-            return step.scale
-        return ledger.used_scale
+        if iteration.scaled:
+            return ledger.used_scale
+        from_elsewhere = id(step.optimizer) in iteration.closed
+        # A copy: another optimizer's loss may be scaled before this step is taken.
+        step.scale = (scale if from_elsewhere else ledger.used_scale).clone()
+        return step.scale
 
     def clip_grad_norm_(
         self, target: Any, max_norm: float, norm_type: float = 2.0
