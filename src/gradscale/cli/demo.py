@@ -25,7 +25,7 @@ from gradscale.report.tables import ComparisonRow, comparison_table
 
 if TYPE_CHECKING:
     from gradscale.demo.comparison import Comparison
-    from gradscale.demo.training import Settings
+    from gradscale.demo.settings import Settings
 
 
 class Device(str, Enum):
@@ -58,7 +58,7 @@ def demo(
         typer.Option(
             min=1,
             help="Optimizer steps of each run. The default shows the difference and "
-            "takes about a minute on two cores.",
+            "takes about a minute on two cores, less on more.",
         ),
     ] = 160,
     seed: Annotated[
@@ -86,7 +86,7 @@ def demo(
         # Here and not above: no other command should have to load these.
         from gradscale.demo.comparison import chosen_device, compare, planned_runs
         from gradscale.demo.reading import headline, sentences
-        from gradscale.demo.training import Settings
+        from gradscale.demo.settings import Settings
         from gradscale.report.figures import comparison_figure, save_png
     except ModuleNotFoundError as error:
         raise _missing(error) from error
@@ -178,8 +178,8 @@ def _rows(comparison: "Comparison") -> list[ComparisonRow]:
 def _setup(comparison: "Comparison") -> str:
     s = comparison.settings
     return (
-        f"Python's own source text, {s.depth} hidden layers, {s.steps} steps of "
-        f"{s.batch}, seed {s.seed}, {s.device}"
+        f"{s.depth} hidden layers, {s.steps} steps of {s.batch} characters of Python's "
+        f"source, seed {s.seed}, {s.device}"
     )
 
 

@@ -11,8 +11,9 @@ import torch
 
 from gradscale.demo.model import seeded_model
 from gradscale.demo.precisions import FP32, PRECISIONS, Precision
+from gradscale.demo.settings import Settings
 from gradscale.demo.text import frequency_loss, library_text
-from gradscale.demo.training import Run, Settings, held_out_windows, train
+from gradscale.demo.training import Run, held_out_windows, train
 from gradscale.errors import ConfigError
 
 # FP32 once more with each of these, to learn what the seed alone changes.
@@ -99,16 +100,15 @@ def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
             raise CancelledError
         on_step()
 
-    shape = {name: getattr(settings, name) for name in ("context", "depth", "width")}
     jobs = [
-        (precision, seeded_model(own.seed, **shape).to(own.device), own)
-        for precision, own in planned_runs(settings)
+        (precision, seeded_model(its_settings), its_settings)
+        for precision, its_settings in planned_runs(settings)
     ]
     workers = (os.cpu_count() or 1) if settings.device == "cpu" else 1
     with _repeatable(), ThreadPoolExecutor(workers) as pool:
         futures = [
-            pool.submit(train, precision, model, text, own, step_done)
-            for precision, model, own in jobs
+            pool.submit(train, precision, model, text, its_settings, step_done)
+            for precision, model, its_settings in jobs
         ]
         try:
             runs = [future.result() for future in futures]

@@ -5,6 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from gradscale.demo.settings import Settings
 from gradscale.demo.text import SYMBOLS
 
 _FEATURES = 8
@@ -39,11 +40,15 @@ class CharacterModel(nn.Module):
         return self.layers(self.embedding(windows).flatten(1))
 
 
-def seeded_model(seed: int, *, context: int, depth: int, width: int) -> CharacterModel:
-    """Return the model of a seed; the caller's random state is left alone.
+def seeded_model(settings: Settings) -> CharacterModel:
+    """Return the model of the settings and their seed, on their device.
 
-    Not for several threads at once: PyTorch initialises from one global generator.
+    The caller's random state is left alone. Not for several threads at once: PyTorch
+    initialises from one global generator.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return CharacterModel(context=context, depth=depth, width=width)
+        torch.manual_seed(settings.seed)
+        model = CharacterModel(
+            context=settings.context, depth=settings.depth, width=settings.width
+        )
+    return model.to(settings.device)
