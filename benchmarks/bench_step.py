@@ -151,11 +151,12 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--rounds", type=int, default=15, help="timed turns for each")
     parser.add_argument("--set", choices=tuple(SETS), help="only this set of tensors")
+    parser.add_argument("--commit", default="", help="where git cannot tell it")
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
     args = parser.parse_args()
     names = [args.set] if args.set else list(SETS)
     rows = [row for name in names for row in measure(name, args.device, args.rounds)]
-    record = result("step", args.device, rows)
+    record = result("step", args.device, rows, args.commit)
     write(args.out, record)
     if args.json:
         print(json.dumps(record))

@@ -18,12 +18,21 @@ def quantiles(times: Sequence[float]) -> dict[str, float]:
     return {"p20": fifths[0], "p50": statistics.median(times), "p80": fifths[3]}
 
 
-def result(what: str, device: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return rows with all that is needed to judge them later."""
+def result(
+    what: str, device: str, rows: list[dict[str, Any]], commit: str = ""
+) -> dict[str, Any]:
+    """Return rows with all that is needed to judge them later.
+
+    Args:
+        what: The name of the benchmark.
+        device: "cpu" or "cuda".
+        rows: What was measured.
+        commit: For a copy of the tree that is no git checkout.
+    """
     return {
         "format": 1,
         "what": what,
-        "commit": _commit(),
+        "commit": commit or _commit(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "device": device_name(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
