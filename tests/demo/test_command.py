@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import json
+import math
 import sys
 
 import pytest
@@ -11,7 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from gradscale.cli.demo import demo
+from gradscale.demo import comparison
 from gradscale.demo.settings import Settings
+from tests.demo.invented import compared
 
 APP = typer.Typer()
 APP.command()(demo)
@@ -53,6 +56,14 @@ def test_json_has_standard_output_to_itself(done):
     assert data["table"][2]["lost_share"] > 0.4
 
 
+def test_json_has_null_for_a_loss_that_is_not_finite(monkeypatch, tmp_path):
+    broken = compared(bare=math.nan)
+    monkeypatch.setattr(comparison, "compare", lambda settings, on_step: broken)
+    result = call("--json", "--out", str(tmp_path / "figure.png"))
+    assert "NaN" not in result.stdout
+    assert json.loads(result.stdout)["table"][2]["final_loss"] is None
+
+
 def test_what_is_being_done_is_said_on_standard_error(done):
     assert "Training 7 runs of 1 steps on cpu." in done[0].stderr
 
@@ -69,10 +80,7 @@ def test_a_table_is_printed_and_the_figure_is_named(tmp_path):
     assert max(map(len, lines)) <= 80
 
 
-def test_the_help_and_the_defaults_are_those_of_the_demo():
-    parameters = inspect.signature(demo).parameters
-    assert parameters["steps"].default == Settings().steps
-    assert parameters["seed"].default == Settings().seed
+def test_the_help_tells_the_depth_of_the_network():
     assert f"{Settings().depth} hidden layers" in inspect.getdoc(demo)
 
 

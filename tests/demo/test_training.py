@@ -95,6 +95,11 @@ def test_a_skipped_step_is_kept_and_not_measured():
     assert alone.lost_share != alone.lost_share
 
 
+def test_the_loss_is_kept_with_the_steps_done_before_it():
+    done = run(FP32, replace(SMALL, steps=7))
+    assert [steps for steps, _ in done.losses] == [0, 5, 7]
+
+
 def test_every_step_is_told():
     told = []
     run(FP32, SMALL, lambda: told.append(1))

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradscale.torch.fused import is_fused
+
 Grad = float | Sequence[float] | Tensor
 
 # How far from the exact result a value may lie where the arithmetic cannot be exact.
@@ -149,7 +151,13 @@ PLAIN = {
     for kind in _KINDS
     for name, how in (("loop", {"foreach": False}), ("foreach", {"foreach": True}))
 } | {"Custom": Custom}
-FUSED = {f"{kind.__name__}-fused": _of_torch(kind, fused=True) for kind in _KINDS} | {
+# Torch 2.11 has a fused Adagrad that knows nothing of scalers.
+_AWARE = [
+    kind
+    for kind in _KINDS
+    if is_fused(kind([torch.zeros(1, requires_grad=True)], fused=True))
+]
+FUSED = {f"{kind.__name__}-fused": _of_torch(kind, fused=True) for kind in _AWARE} | {
     "CustomFused": CustomFused
 }
 OPTIMIZERS = PLAIN | FUSED

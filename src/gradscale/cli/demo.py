@@ -20,12 +20,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from gradscale.demo.settings import Settings
 from gradscale.errors import ConfigError
 from gradscale.report.tables import ComparisonRow, comparison_table
 
 if TYPE_CHECKING:
     from gradscale.demo.comparison import Comparison
-    from gradscale.demo.settings import Settings
 
 
 class Device(str, Enum):
@@ -60,7 +60,7 @@ def demo(
             help="Optimizer steps of each run. The default shows the difference and "
             "takes about a minute on two cores, less on more.",
         ),
-    ] = 160,
+    ] = Settings.steps,
     seed: Annotated[
         int,
         typer.Option(
@@ -68,7 +68,7 @@ def demo(
             help="Of the weights and the batches. The same seed prints the same table; "
             "FP32 also runs with the next two, to show what a seed alone changes.",
         ),
-    ] = 0,
+    ] = Settings.seed,
 ) -> None:
     """Train a small model in five precisions and see what loss scaling does.
 
@@ -86,7 +86,6 @@ def demo(
         # Here and not above: no other command should have to load these.
         from gradscale.demo.comparison import chosen_device, compare, planned_runs
         from gradscale.demo.reading import headline, sentences
-        from gradscale.demo.settings import Settings
         from gradscale.report.figures import comparison_figure, save_png
     except ModuleNotFoundError as error:
         raise _missing(error) from error
@@ -142,7 +141,7 @@ def _missing(error: ModuleNotFoundError) -> Exception:
 
 
 @contextmanager
-def _progress(settings: "Settings", runs: int) -> Iterator[Callable[[], None]]:
+def _progress(settings: Settings, runs: int) -> Iterator[Callable[[], None]]:
     """Show on stderr how far the runs are; one plain line if that is no terminal."""
     console = Console(stderr=True)
     doing = f"Training {runs} runs of {settings.steps} steps on {settings.device}"

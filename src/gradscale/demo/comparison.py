@@ -3,7 +3,12 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import (
+    FIRST_EXCEPTION,
+    CancelledError,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -111,10 +116,13 @@ def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
             for precision, model, its_settings in jobs
         ]
         try:
-            runs = [future.result() for future in futures]
-        except BaseException:
+            ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in ended:
+                future.result()
+        finally:
+            # Who is still running was interrupted, or another run failed.
             stop.set()
-            raise
+    runs = [future.result() for future in futures]
     targets = held_out_windows(text, settings)[:, -1]
     return Comparison(
         settings=settings,

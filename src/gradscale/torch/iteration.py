@@ -86,6 +86,9 @@ class Iteration:
             carried = self._carried.pop(key, None)
             if carried is not None and carried.still_holds():
                 self.steps[key], self.states[key] = carried.step, carried.state
+                carried.step.unscaled_before = (
+                    self.stage(carried.step) is OptState.UNSCALED
+                )
             else:
                 self.steps[key] = OpenStep(optimizer, (model, optimizer))
         return self.steps[key]
@@ -196,7 +199,6 @@ def params_of(steps: list[OpenStep]) -> list[Tensor]:
 
 
 def _carried(step: OpenStep, state: dict[str, Any], used_scale: Tensor) -> Carried:
-    step.carried = True
     if step.scale is None:
         step.scale = used_scale.clone()
     grads = [param.grad for param in step.params()]

@@ -40,7 +40,7 @@ class OpenStep:
         multiplier: f32[], what the gradients were or were to be multiplied by.
         scale: f32[], the scale behind the gradients where it is not the one that
             multiplied the last loss.
-        carried: An update came between the first touch and now.
+        unscaled_before: It was unscaled before an update, and is taken up after it.
     """
 
     optimizer: Any = None
@@ -56,7 +56,7 @@ class OpenStep:
     amax: Tensor | None = None
     multiplier: Tensor | None = None
     scale: Tensor | None = None
-    carried: bool = False
+    unscaled_before: bool = False
 
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer."""

@@ -193,7 +193,7 @@ class GradScaler(torch.amp.GradScaler):
         self._check_scale_growth_tracker("unscale_")
         step = self._open_step(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
-        if state["stage"] is OptState.UNSCALED and step.carried:
+        if step.unscaled_before:
             return
         if state["stage"] is not OptState.READY:
             raise guards.unscaled_before(state["stage"] is OptState.STEPPED)
