@@ -284,3 +284,14 @@ def test_unscaling_twice_after_an_update_is_an_error_as_in_torch(make):
     scaler.unscale_(second)
     with pytest.raises(RuntimeError, match="already been called on this optimizer"):
         scaler.unscale_(second)
+
+
+@optimizers
+def test_unscaling_after_a_step_that_was_cut_short_is_an_error_as_in_torch(make):
+    scaler, first, second, _ = _two(make)
+    scaler.unscale_(second)
+    scaler.step(first)
+    scaler.update()
+    scaler.step(second)
+    with pytest.raises(RuntimeError, match="is being called after step"):
+        scaler.unscale_(second)

@@ -15,8 +15,8 @@ class CharacterModel(nn.Module):
     """Predict the next character from the last `context` ones.
 
     Linear layers and GELU, one after the other: no skip connections, no
-    normalisation, PyTorch's own initialisation. Each layer passes on about 0.3 of the
-    gradient it gets, so what reaches the first layers is far below the FP16 range.
+    normalisation, PyTorch's own initialisation. Each layer passes on about a quarter of
+    the gradient it gets: what reaches the first layers is far below the FP16 range.
 
     Args:
         context: How many characters it sees.

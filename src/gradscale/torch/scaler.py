@@ -193,7 +193,7 @@ class GradScaler(torch.amp.GradScaler):
         self._check_scale_growth_tracker("unscale_")
         step = self._open_step(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
-        if step.unscaled_before:
+        if step.unscaled_before and state["stage"] is OptState.UNSCALED:
             return
         if state["stage"] is not OptState.READY:
             raise guards.unscaled_before(state["stage"] is OptState.STEPPED)
