@@ -485,14 +485,6 @@ for batch in (batch, batch, 100.0 * batch):
     scaler.update()
 print(scaler.last, scaler.last.culprits)  # overflow
 """,
-        instead="""\
-scaler = GradScaler("cuda", init_scale=1.0)  # room for outliers
-for batch in (batch, batch, 100.0 * batch):
-    optimizer.zero_grad()
-    scaler.scale(loss_of(batch)).backward()
-    scaler.step(optimizer)
-    scaler.update()
-""",
         advice=(
             "One skip now and then: nothing. Let schedulers follow the steps that were "
             "applied: if scaler.last.applied: scheduler.step().",

@@ -41,7 +41,7 @@ class Clip(NamedTuple):
 
     def applied(self) -> "Clip":
         """Return the clip as it stands once the gradients were multiplied."""
-        return self._replace(coef=torch.ones_like(self.coef))
+        return Clip(self.norm, torch.ones_like(self.coef), self.found)
 
 
 def clip_of(norm: Tensor, max_norm: float, factor: Tensor) -> Clip:

@@ -66,7 +66,9 @@ def _gather_ordinary(params: list[Tensor], allow_fp16: bool) -> Gradients | None
 def _gather_any(
     params: list[Tensor], allow_fp16: bool, names: Iterable[Any]
 ) -> Gradients:
-    found = Gradients([], [], [], 0, False, False)
+    owners: list[Tensor] = []
+    tensors: list[Tensor] = []
+    marks: list[tuple[int, int]] = []
     by_address: dict[int, Tensor] = {}
     halves: list[Tensor] = []
     tracing = torch.compiler.is_compiling()
@@ -98,14 +100,15 @@ def _gather_any(
                 continue
             by_address[address] = grad
             views |= grad._is_view()
-            found.marks.append((address, grad._version))
-        found.params.append(param)
-        found.tensors.append(grad)
+            marks.append((address, grad._version))
+        owners.append(param)
+        tensors.append(grad)
     if halves:
         raise _fp16_refused(halves, names)
+    gradients = Gradients(owners, tensors, marks, present, shared, sharded)
     if views:
-        _check_apart(found, names)
-    return found._replace(present=present, shared=shared, sharded=sharded)
+        _check_apart(gradients, names)
+    return gradients
 
 
 def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
