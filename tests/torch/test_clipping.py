@@ -5,11 +5,11 @@ import torch
 
 from gradscale import ConfigError, OrderError
 from gradscale.torch import GradScaler
+from tests.torch.clipped import clipped_step, moments, optimizers, targets
 from tests.torch.training import (
     FUSED,
     INF,
     NAN,
-    OPTIMIZERS,
     PLAIN,
     TOLERANCE,
     backward,
@@ -19,30 +19,6 @@ from tests.torch.training import (
 
 SGD = torch.optim.SGD
 EXACT = TOLERANCE[torch.float32]
-# What clip_grad_norm_() may be given for one optimizer.
-TARGETS = {
-    "optimizer": lambda optimizer, param: optimizer,
-    "list": lambda optimizer, param: [optimizer],
-    "parameter": lambda optimizer, param: param,
-    "parameters": lambda optimizer, param: [param],
-    "generator": lambda optimizer, param: (p for p in [param]),
-}
-targets = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-moments = pytest.mark.parametrize("unscale", [False, True], ids=["before", "after"])
-
-
-def _run(make, grad, max_norm, *, unscale, target=TARGETS["optimizer"], **how):
-    """Clip and step once; return what a test may look at."""
-    scaler, param = GradScaler("cpu", **how), parameter(len(grad))
-    optimizer = make([param], lr=1.0)
-    backward(scaler, param, grad)
-    if unscale:
-        scaler.unscale_(optimizer)
-    norm = scaler.clip_grad_norm_(target(optimizer, param), max_norm)
-    scaler.step(optimizer)
-    scaler.update()
-    return scaler, param, norm
 
 
 @optimizers
@@ -50,7 +26,7 @@ def _run(make, grad, max_norm, *, unscale, target=TARGETS["optimizer"], **how):
 @moments
 def test_the_step_is_that_of_torchs_unscale_clip_and_step(make, target, unscale):
     grad, max_norm = [3.0, -4.0, 0.5], 0.75
-    _, param, norm = _run(make, grad, max_norm, unscale=unscale, target=target)
+    _, param, norm = clipped_step(make, grad, max_norm, unscale=unscale, target=target)
     theirs, expected = torch.amp.GradScaler("cpu"), parameter(3)
     optimizer = make([expected], lr=1.0)
     backward(theirs, expected, grad)
@@ -66,7 +42,7 @@ def test_the_step_is_that_of_torchs_unscale_clip_and_step(make, target, unscale)
 @moments
 def test_what_is_below_the_norm_is_left_bit_for_bit(make, target, unscale):
     grad = [3.0, -4.0, 0.1]
-    _, clipped, _ = _run(make, grad, 64.0, unscale=unscale, target=target)
+    _, clipped, _ = clipped_step(make, grad, 64.0, unscale=unscale, target=target)
     scaler, param = GradScaler("cpu"), parameter(3)
     optimizer = make([param], lr=1.0)
     backward(scaler, param, grad)
@@ -77,14 +53,14 @@ def test_what_is_below_the_norm_is_left_bit_for_bit(make, target, unscale):
 @targets
 @moments
 def test_the_norm_is_that_of_the_unscaled_gradients(target, unscale):
-    scaler, _, norm = _run(SGD, [3.0, 4.0], 1.0, unscale=unscale, target=target)
+    scaler, _, norm = clipped_step(SGD, [3.0, 4.0], 1.0, unscale=unscale, target=target)
     assert norm.item() == 5.0
     assert scaler.last.grad_norm == 5.0
 
 
 @moments
 def test_the_norm_is_a_scalar_f32_without_a_graph(unscale):
-    _, _, norm = _run(SGD, [3.0, 4.0], 1.0, unscale=unscale)
+    _, _, norm = clipped_step(SGD, [3.0, 4.0], 1.0, unscale=unscale)
     assert (norm.shape, norm.dtype, norm.requires_grad) == ((), torch.float32, False)
 
 
@@ -189,7 +165,9 @@ def test_unscale_applies_a_clip_that_waits():
 @targets
 @moments
 def test_a_clip_to_zero_is_a_step_of_nothing(make, target, unscale):
-    scaler, param, norm = _run(make, [3.0, 4.0], 0.0, unscale=unscale, target=target)
+    scaler, param, norm = clipped_step(
+        make, [3.0, 4.0], 0.0, unscale=unscale, target=target
+    )
     assert norm.item() == 5.0
     assert param.abs().max().item() == 0.0
     assert scaler.last.applied
@@ -197,7 +175,7 @@ def test_a_clip_to_zero_is_a_step_of_nothing(make, target, unscale):
 
 @targets
 def test_a_clip_at_infinity_only_measures(target):
-    _, param, norm = _run(SGD, [3.0, 4.0], INF, unscale=False, target=target)
+    _, param, norm = clipped_step(SGD, [3.0, 4.0], INF, unscale=False, target=target)
     assert norm.item() == 5.0
     assert param.tolist() == [-3.0, -4.0]
 

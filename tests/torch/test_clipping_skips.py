@@ -4,50 +4,23 @@ import pytest
 import torch
 
 from gradscale import Verdict
-from gradscale.torch import GradScaler
+from tests.torch.clipped import clipped_step, moments, optimizers, targets
 from tests.torch.training import (
     FUSED,
     INF,
     NAN,
-    OPTIMIZERS,
     TOLERANCE,
-    backward,
-    parameter,
 )
 
 SGD = torch.optim.SGD
 EXACT = TOLERANCE[torch.float32]
-# What clip_grad_norm_() may be given for one optimizer.
-TARGETS = {
-    "optimizer": lambda optimizer, param: optimizer,
-    "list": lambda optimizer, param: [optimizer],
-    "parameter": lambda optimizer, param: param,
-    "parameters": lambda optimizer, param: [param],
-    "generator": lambda optimizer, param: (p for p in [param]),
-}
-targets = pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
-optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-moments = pytest.mark.parametrize("unscale", [False, True], ids=["before", "after"])
-
-
-def _run(make, grad, max_norm, *, unscale, target=TARGETS["optimizer"], **how):
-    """Clip and step once; return what a test may look at."""
-    scaler, param = GradScaler("cpu", **how), parameter(len(grad))
-    optimizer = make([param], lr=1.0)
-    backward(scaler, param, grad)
-    if unscale:
-        scaler.unscale_(optimizer)
-    norm = scaler.clip_grad_norm_(target(optimizer, param), max_norm)
-    scaler.step(optimizer)
-    scaler.update()
-    return scaler, param, norm
 
 
 @optimizers
 @targets
 @moments
 def test_a_norm_that_overflows_is_a_skip_with_its_own_code(make, target, unscale):
-    scaler, param, norm = _run(
+    scaler, param, norm = clipped_step(
         make, [3e38] * 4, 1.0, unscale=unscale, target=target, init_scale=1.0
     )
     assert norm.item() == INF
@@ -63,7 +36,7 @@ def test_a_norm_that_overflows_is_a_skip_with_its_own_code(make, target, unscale
 @moments
 def test_a_norm_that_overflows_only_while_scaled_is_no_overflow(target, unscale):
     # Scaled, 64 elements of 2**126 have a norm of 2**129; unscaled, of 8.
-    scaler, param, norm = _run(
+    scaler, param, norm = clipped_step(
         SGD, [1.0] * 64, 16.0, unscale=unscale, target=target, init_scale=2.0**126
     )
     assert norm.item() == 8.0
@@ -74,7 +47,7 @@ def test_a_norm_that_overflows_only_while_scaled_is_no_overflow(target, unscale)
 @targets
 @moments
 def test_squares_that_overflow_do_not_make_the_norm_overflow(target, unscale):
-    scaler, param, norm = _run(
+    scaler, param, norm = clipped_step(
         SGD, [1e18] * 1000, 1.0, unscale=unscale, target=target, init_scale=1.0
     )
     assert norm.item() == pytest.approx(1e18 * 1000**0.5, rel=EXACT)
@@ -85,7 +58,9 @@ def test_squares_that_overflow_do_not_make_the_norm_overflow(target, unscale):
 @moments
 @pytest.mark.parametrize("make", [SGD, *FUSED.values()], ids=["SGD", *FUSED])
 def test_a_coefficient_that_underflows_is_a_skip_and_no_zero_update(make, unscale):
-    scaler, param, _ = _run(make, [1e37, 0.0], 1e-3, unscale=unscale, init_scale=1.0)
+    scaler, param, _ = clipped_step(
+        make, [1e37, 0.0], 1e-3, unscale=unscale, init_scale=1.0
+    )
     assert param.tolist() == [0.0, 0.0]
     assert not scaler.last.applied
     assert scaler.last.verdict is Verdict.NORM_OVERFLOW
@@ -98,7 +73,9 @@ def test_a_coefficient_that_underflows_is_a_skip_and_no_zero_update(make, unscal
 def test_a_bad_gradient_is_a_skip_and_not_blamed_on_the_norm(
     make, target, unscale, bad
 ):
-    scaler, param, norm = _run(make, [bad, 1.0], 1.0, unscale=unscale, target=target)
+    scaler, param, norm = clipped_step(
+        make, [bad, 1.0], 1.0, unscale=unscale, target=target
+    )
     assert not torch.isfinite(norm)
     assert param.tolist() == [0.0, 0.0]
     assert scaler.last.verdict is Verdict.CALIBRATING

@@ -1,33 +1,22 @@
 """Counts of applied and skipped steps, and how a progress bar shows them."""
 
-import warnings
-
 import pytest
 import torch
 
 from gradscale import StaticScale
 from gradscale.torch import GradScaler
-from tests.torch.training import INF, NAN, OPTIMIZERS, backward, iterate, parameter
+from tests.torch.training import (
+    INF,
+    NAN,
+    OPTIMIZERS,
+    backward,
+    iterate,
+    parameter,
+    two_optimizers,
+)
 
 SGD = torch.optim.SGD
 optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-
-
-def _two(grads, **how):
-    scaler, a, b = GradScaler("cpu", **how), parameter(2), parameter(2)
-    first, second = SGD([a], lr=1.0), torch.optim.AdamW([b], fused=True)
-    for pair in grads:
-        first.zero_grad()
-        second.zero_grad()
-        for param, grad in zip((a, b), pair, strict=True):
-            if grad is not None:
-                backward(scaler, param, grad)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*GS103")
-            scaler.step(first)
-            scaler.step(second)
-        scaler.update()
-    return scaler, first, second
 
 
 @pytest.mark.parametrize(
@@ -40,7 +29,7 @@ def _two(grads, **how):
     ],
 )
 def test_steps_are_counted_in_all_and_for_each_optimizer(grads, counts):
-    scaler, first, second = _two(grads)
+    scaler, first, second = two_optimizers(grads)
     seen = [
         (int(count), count[first], count[second])
         for count in (scaler.applied_steps, scaler.skipped_steps)
@@ -78,7 +67,7 @@ def test_a_new_optimizer_does_not_inherit_the_counts_of_a_dead_one():
 
 
 def test_counts_survive_a_checkpoint():
-    scaler, _, _ = _two([(1.0, 1.0), (1.0, NAN), (INF, INF)])
+    scaler, _, _ = two_optimizers([(1.0, 1.0), (1.0, NAN), (INF, INF)])
     resumed = GradScaler("cpu")
     resumed.load_state_dict(scaler.state_dict())
     assert resumed.applied_steps == 1

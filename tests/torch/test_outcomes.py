@@ -3,7 +3,6 @@
 Longer than other files because every fact of an outcome is asked for on its own.
 """
 
-import warnings
 import weakref
 
 import pytest
@@ -19,6 +18,7 @@ from tests.torch.training import (
     iterate,
     parameter,
     planted,
+    two_optimizers,
 )
 
 SGD = torch.optim.SGD
@@ -226,23 +226,6 @@ def test_a_step_without_gradients_says_so(fused):
     assert scaler._get_growth_tracker() == 0
 
 
-def _two(grads, **how):
-    scaler, a, b = GradScaler("cpu", **how), parameter(2), parameter(2)
-    first, second = SGD([a], lr=1.0), torch.optim.AdamW([b], fused=True)
-    for pair in grads:
-        first.zero_grad()
-        second.zero_grad()
-        for param, grad in zip((a, b), pair, strict=True):
-            if grad is not None:
-                backward(scaler, param, grad)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*GS103")
-            scaler.step(first)
-            scaler.step(second)
-        scaler.update()
-    return scaler, first, second
-
-
 @pytest.mark.parametrize(
     ("grads", "applied"),
     [
@@ -253,13 +236,13 @@ def _two(grads, **how):
     ],
 )
 def test_each_of_two_optimizers_has_its_own_outcome(grads, applied):
-    scaler, first, second = _two([grads])
+    scaler, first, second = two_optimizers([grads])
     last = scaler.last
     assert (last.applied, last[first].applied, last[second].applied) == applied
 
 
 def test_an_optimizer_that_was_idle_has_no_outcome_of_an_earlier_step():
-    scaler, first, second = _two([(1.0, 1.0), (1.0, None)])
+    scaler, first, second = two_optimizers([(1.0, 1.0), (1.0, None)])
     assert scaler.last[second].verdict is Verdict.NO_GRADIENTS
     assert not scaler.last[second].applied
     assert scaler.last[first].applied
@@ -277,7 +260,7 @@ def test_an_optimizer_that_took_no_part_is_named():
 
 
 def test_the_whole_has_the_larger_amax_and_each_its_own():
-    scaler, first, second = _two([(1.0, 3.0)], init_scale=8.0)
+    scaler, first, second = two_optimizers([(1.0, 3.0)], init_scale=8.0)
     last = scaler.last
     assert (last.amax, last[first].amax, last[second].amax) == (24.0, 8.0, 24.0)
 
@@ -332,7 +315,7 @@ def test_who_overflows_in_unscaling_is_a_culprit():
 
 
 def test_culprits_of_two_optimizers_are_listed_together_and_apart():
-    scaler, first, second = _two([(INF, NAN)])
+    scaler, first, second = two_optimizers([(INF, NAN)])
     name = "param_groups[0]['params'][0]"
     assert scaler.last.culprits == (name, name)
     assert scaler.last[first].culprits == (name,)

@@ -1,12 +1,14 @@
 """What the tests train: parameters, planted gradients, optimizers of every kind."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradscale.torch import GradScaler
 from gradscale.torch.fused import is_fused
 
 Grad = float | Sequence[float] | Tensor
@@ -163,3 +165,23 @@ FUSED = {f"{kind.__name__}-fused": _of_torch(kind, fused=True) for kind in _AWAR
 OPTIMIZERS = PLAIN | FUSED
 
 INF, NAN = math.inf, math.nan
+
+
+def two_optimizers(
+    grads: Sequence[tuple[Grad | None, Grad | None]], **how: Any
+) -> tuple[GradScaler, Any, Any]:
+    """Run iterations of a plain and a fused optimizer; None is no gradient."""
+    scaler, a, b = GradScaler("cpu", **how), parameter(2), parameter(2)
+    first, second = torch.optim.SGD([a], lr=1.0), torch.optim.AdamW([b], fused=True)
+    for pair in grads:
+        first.zero_grad()
+        second.zero_grad()
+        for param, grad in zip((a, b), pair, strict=True):
+            if grad is not None:
+                backward(scaler, param, grad)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*GS103")
+            scaler.step(first)
+            scaler.step(second)
+        scaler.update()
+    return scaler, first, second
