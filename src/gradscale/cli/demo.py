@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -82,6 +83,8 @@ def demo(
     - `gradscale demo --json` prints the same for a program
     """
     _check_target(out)
+    # Torch says so when it is loaded without NumPy, which nothing here needs.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         # Here and not above: no other command should have to load these.
         from gradscale.demo.comparison import chosen_device, compare, planned_runs
