@@ -6,6 +6,7 @@ that are inherited from torch.amp, so all of them stand here.
 
 import warnings
 import weakref
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -680,8 +681,10 @@ class GradScaler(torch.amp.GradScaler):
         if key not in self._accounts and not torch.compiler.is_compiling():
             if self._ledger is not None:
                 self._account(key)
-            # The key is an address: it dies with the optimizer.
-            weakref.finalize(optimizer, self._accounts.pop, key, None)
+            # The key is an address: it dies with the optimizer. One with __slots__
+            # cannot be watched; its account stays.
+            with suppress(TypeError):
+                weakref.finalize(optimizer, self._accounts.pop, key, None)
         return self._iteration.open(optimizer, self._model)
 
     def _account(self, key: int) -> Account:
