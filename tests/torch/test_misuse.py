@@ -16,17 +16,11 @@ from tests.torch.training import (
     OPTIMIZERS,
     backward,
     parameter,
+    scaled_once,
 )
 
 TORCH = torch.amp.GradScaler
 SGD = torch.optim.SGD
-
-
-def _scaled(kind, **how):
-    scaler, param = kind("cpu", **how), parameter(2)
-    optimizer = SGD([param], lr=1.0)
-    backward(scaler, param, 1.0)
-    return scaler, optimizer, param
 
 
 def _loaded(kind):
@@ -84,7 +78,7 @@ def check_before_scale(kind):
 
 
 def check_without_a_tracker(kind):
-    scaler, _, _ = _scaled(kind)
+    scaler, _, _ = scaled_once(kind)
     scaler._growth_tracker = None
     scaler._check_scale_growth_tracker("anything")
 
@@ -108,32 +102,32 @@ def scale_a_nest_with_a_number(kind):
 
 
 def unscale_twice(kind):
-    scaler, optimizer, _ = _scaled(kind)
+    scaler, optimizer, _ = scaled_once(kind)
     scaler.unscale_(optimizer)
     scaler.unscale_(optimizer)
 
 
 def unscale_after_step(kind):
-    scaler, optimizer, _ = _scaled(kind)
+    scaler, optimizer, _ = scaled_once(kind)
     scaler.step(optimizer)
     scaler.unscale_(optimizer)
 
 
 def step_twice(kind):
-    scaler, optimizer, _ = _scaled(kind)
+    scaler, optimizer, _ = scaled_once(kind)
     scaler.step(optimizer)
     scaler.step(optimizer)
 
 
 def step_twice_after_unscale(kind):
-    scaler, optimizer, _ = _scaled(kind)
+    scaler, optimizer, _ = scaled_once(kind)
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.step(optimizer)
 
 
 def step_twice_fused(kind):
-    scaler, _, param = _scaled(kind)
+    scaler, _, param = scaled_once(kind)
     optimizer = SGD([param], lr=1.0, fused=True)
     scaler.step(optimizer)
     scaler.step(optimizer)
@@ -157,7 +151,7 @@ def step_fp16(kind):
 
 
 def _no_tensor(kind):
-    scaler, optimizer, _ = _scaled(kind)
+    scaler, optimizer, _ = scaled_once(kind)
     optimizer.param_groups[0]["params"] = ["weight"]
     return scaler, optimizer
 
@@ -173,17 +167,17 @@ def step_what_is_no_tensor(kind):
 
 
 def closure_as_keyword(kind):
-    scaler, optimizer, _ = _scaled(kind)
+    scaler, optimizer, _ = scaled_once(kind)
     scaler.step(optimizer, closure=lambda: 0.0)
 
 
 def update_with_nothing_recorded(kind):
-    scaler, _, _ = _scaled(kind)
+    scaler, _, _ = scaled_once(kind)
     scaler.update()
 
 
 def update_twice(kind):
-    scaler, optimizer, _ = _scaled(kind)
+    scaler, optimizer, _ = scaled_once(kind)
     scaler.step(optimizer)
     scaler.update()
     scaler.update()
@@ -197,15 +191,15 @@ def update_after_a_refused_step(kind):
 
 
 def update_to_two_elements(kind):
-    _scaled(kind)[0].update(torch.ones(2))
+    scaled_once(kind)[0].update(torch.ones(2))
 
 
 def update_to_a_scale_with_a_gradient(kind):
-    _scaled(kind)[0].update(torch.ones((), requires_grad=True))
+    scaled_once(kind)[0].update(torch.ones((), requires_grad=True))
 
 
 def update_to_a_scale_on_another_device(kind):
-    _scaled(kind)[0].update(torch.ones((), device="meta"))
+    scaled_once(kind)[0].update(torch.ones((), device="meta"))
 
 
 def load_an_empty_dict(kind):
@@ -213,13 +207,13 @@ def load_an_empty_dict(kind):
 
 
 def pickle_in_mid_iteration(kind):
-    scaler, optimizer, _ = _scaled(kind)
+    scaler, optimizer, _ = scaled_once(kind)
     scaler.unscale_(optimizer)
     pickle.dumps(scaler)
 
 
 def copy_in_mid_iteration(kind):
-    scaler, optimizer, _ = _scaled(kind)
+    scaler, optimizer, _ = scaled_once(kind)
     scaler.step(optimizer)
     copy.deepcopy(scaler)
 
@@ -321,7 +315,7 @@ def test_a_missing_key_is_a_key_error_that_names_it(key):
 
 
 def test_a_positional_closure_gets_the_words_of_the_keyword():
-    scaler, optimizer, _ = _scaled(GradScaler)
+    scaler, optimizer, _ = scaled_once(GradScaler)
     with pytest.raises(RuntimeError, match=r"^Closure use is not currently supported"):
         scaler.step(optimizer, lambda: 0.0)
 

@@ -14,17 +14,11 @@ from tests.torch.training import (
     OlderProtocol,
     backward,
     parameter,
+    scaled_once,
 )
 
 TORCH = torch.amp.GradScaler
 SGD = torch.optim.SGD
-
-
-def _scaled(kind, **how):
-    scaler, param = kind("cpu", **how), parameter(2)
-    optimizer = SGD([param], lr=1.0)
-    backward(scaler, param, 1.0)
-    return scaler, optimizer, param
 
 
 def _said(action):
@@ -67,7 +61,7 @@ def test_the_older_class_warns_as_torchs_does(kind):
 
 def test_the_older_protocol_warns_as_torchs_does():
     def run(kind):
-        scaler, _, param = _scaled(kind)
+        scaler, _, param = scaled_once(kind)
         scaler.step(OlderProtocol([param]))
 
     ours, theirs = _said(lambda: run(GradScaler)), _said(lambda: run(TORCH))

@@ -12,17 +12,11 @@ from tests.torch.training import (
     backward,
     iterate,
     parameter,
+    scaled_once,
 )
 
 TORCH = torch.amp.GradScaler
 SGD = torch.optim.SGD
-
-
-def _scaled(kind, **how):
-    scaler, param = kind("cpu", **how), parameter(2)
-    optimizer = SGD([param], lr=1.0)
-    backward(scaler, param, 1.0)
-    return scaler, optimizer, param
 
 
 def test_scale_and_tracker_are_none_before_the_first_loss():
@@ -34,7 +28,7 @@ def test_scale_and_tracker_are_none_before_the_first_loss():
 
 
 def test_scale_and_tracker_are_tensors_after_it():
-    scaler, _, _ = _scaled(GradScaler, init_scale=8.0)
+    scaler, _, _ = scaled_once(GradScaler, init_scale=8.0)
     assert scaler._get_scale_async() is scaler._scale
     assert (scaler._scale.dtype, scaler._scale.shape) == (torch.float32, ())
     assert scaler._growth_tracker.dtype is torch.int32
@@ -89,7 +83,7 @@ def test_a_setting_can_be_read_and_written_under_its_private_name(name, value):
 
 
 def test_the_stages_are_torchs_own():
-    scaler, optimizer, _ = _scaled(GradScaler)
+    scaler, optimizer, _ = scaled_once(GradScaler)
     stages = [scaler._per_optimizer_states[id(optimizer)]["stage"]]
     scaler.unscale_(optimizer)
     stages.append(scaler._per_optimizer_states[id(optimizer)]["stage"])

@@ -185,3 +185,11 @@ def two_optimizers(
             scaler.step(second)
         scaler.update()
     return scaler, first, second
+
+
+def scaled_once(kind: Any, **how: Any) -> tuple[Any, torch.optim.SGD, Tensor]:
+    """Return a scaler, an optimizer and its parameter after one backward."""
+    scaler, param = kind("cpu", **how), parameter(2)
+    optimizer = torch.optim.SGD([param], lr=1.0)
+    backward(scaler, param, 1.0)
+    return scaler, optimizer, param

@@ -78,12 +78,11 @@ class Reading(NamedTuple):
             torch.nan_to_num(0.0 * (peak * multiplier).to(dtype), nan=1.0).float()
             for dtype, peak in self.groups
         ]
-        return flags[0] if len(flags) == 1 else torch.stack(flags).amax()
+        return largest(flags)
 
     def amax(self) -> Tensor:
         """Return the largest magnitude as f32[]."""
-        peaks = [peak.float() for _, peak in self.groups]
-        return peaks[0] if len(peaks) == 1 else torch.stack(peaks).amax()
+        return largest([peak.float() for _, peak in self.groups])
 
     def culprits(self, multiplier: Tensor) -> list[Tensor]:
         """Return the parameters behind `found(multiplier)`. Syncs."""
@@ -131,6 +130,8 @@ def by_kind(
     tensors: Sequence[Tensor],
 ) -> list[tuple[tuple[torch.device, torch.dtype], list[int], list[Tensor]]]:
     """Return the tensors of each device and dtype, with their positions."""
+    if not tensors:
+        return []
     first = tensors[0]
     kind = first.device, first.dtype
     if {t.device for t in tensors} == {kind[0]} and {t.dtype for t in tensors} == {
@@ -141,6 +142,11 @@ def by_kind(
     for i, tensor in enumerate(tensors):
         grouped[tensor.device, tensor.dtype].append(i)
     return [(k, at, [tensors[i] for i in at]) for k, at in grouped.items()]
+
+
+def largest(facts: Sequence[Tensor]) -> Tensor:
+    """Return the maximum of scalars; NaN if there is one."""
+    return facts[0] if len(facts) == 1 else torch.stack(list(facts)).amax()
 
 
 def combine_norms(norms: Sequence[Tensor], norm_type: float) -> Tensor:
@@ -181,13 +187,13 @@ def _read_on_host(
             # Right after, while the piece is in the cache: one read of the memory.
             squares.append(torch.dot(piece, piece))
     peak = torch.stack(extremes).abs().amax().to(_at_least_f32(dtype))
-    largest = _value(peak)
+    highest = _value(peak)
     # Only a peak beyond this can be a culprit, now or when it is unscaled.
     harmless = torch.finfo(dtype).max * 2.0**-32
-    each = None if largest <= harmless else _peaks_on_host(tensors)
+    each = None if highest <= harmless else _peaks_on_host(tensors)
     if norm_type is None:
         return peak, each, None
-    if norm_type == math.inf or not 0.0 < largest < math.inf:
+    if norm_type == math.inf or not 0.0 < highest < math.inf:
         return peak, each, peak
     return peak, each, _norm_on_host(pieces, squares, norm_type)
 

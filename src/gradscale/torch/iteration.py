@@ -11,7 +11,8 @@ from torch.amp.grad_scaler import OptState
 from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
-from gradscale.torch.open_step import OpenStep, largest
+from gradscale.torch.gradients import largest
+from gradscale.torch.open_step import OpenStep
 
 
 def fresh_state() -> dict[str, Any]:
@@ -78,6 +79,11 @@ class Iteration:
         self.steps: dict[int, OpenStep] = {}
         self.params_clip: Clip | None = None
         self.scaled = False
+
+    def abandon(self) -> None:
+        """Forget also what an update has cut short."""
+        self._carried = {}
+        self.renew()
 
     def open(self, optimizer: Any, model: Any) -> OpenStep:
         """Return the optimizer's step; one that an update cut short is taken up."""
@@ -153,7 +159,7 @@ class Iteration:
             return
         skip = skip_of(state, home)
         norm_found = skip - skip if step.norm_found is None else step.norm_found
-        skip, step.norm_found = agree((skip, norm_found), group, False)
+        skip, step.norm_found = agree((skip, norm_found), group)
         for device in state["found_inf_per_device"]:
             state["found_inf_per_device"][device] = moved(skip, device)
 

@@ -90,14 +90,14 @@ def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Acc
     return account
 
 
-def new_ledger(device: torch.device, scale: float, debt: int = 0) -> Ledger:
+def new_ledger(device: torch.device, scale: float) -> Ledger:
     """Return the ledger of a run that has not begun."""
 
     def number(value: float) -> Tensor:
         return torch.full((), value, dtype=torch.float32, device=device)
 
     return Ledger(
-        debt=torch.full((), debt, dtype=torch.int32, device=device),
+        debt=torch.zeros((), dtype=torch.int32, device=device),
         used_scale=number(scale),
         loss_trace=number(0.0),
         uncalibrated=number(1.0),

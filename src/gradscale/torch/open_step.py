@@ -14,7 +14,7 @@ from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
 from gradscale.torch.gathering import gather
-from gradscale.torch.gradients import Gradients, Reading, read
+from gradscale.torch.gradients import Gradients, Reading, largest, read
 from gradscale.torch.names import names_of
 from gradscale.torch.unscaling import inverse, multiply_
 
@@ -133,7 +133,7 @@ class OpenStep:
         if together:
             self._agree(loss_trace, group)
         flags = [f for f in (self.found, self.norm_found, found_inf) if f is not None]
-        found = largest(flags) if found_inf is None else reduce(torch.maximum, flags)
+        found = reduce(torch.maximum, flags)
         devices = {found.device} if self.reading is None else self.reading.devices
         return {device: moved(found, device) for device in devices}
 
@@ -145,7 +145,7 @@ class OpenStep:
         norm_found = zero if self.norm_found is None else self.norm_found
         trace = zero if loss_trace is None else loss_trace
         facts = (self.found, norm_found, self.amax, (trace != 0.0).float())
-        self.found, self.norm_found, self.amax, bad_loss = agree(facts, group, True)
+        self.found, self.norm_found, self.amax, bad_loss = agree(facts, group)
         if loss_trace is not None:
             loss_trace.copy_(torch.where(bad_loss == 0.0, 0.0, torch.nan))
 
@@ -172,11 +172,6 @@ class OpenStep:
         if not closed:
             return False
         return not {id(param) for param in self.params()}.isdisjoint(closed)
-
-
-def largest(facts: list[Tensor]) -> Tensor:
-    """Return the maximum of scalars."""
-    return facts[0] if len(facts) == 1 else torch.stack(facts).amax()
 
 
 def unscale_once_(

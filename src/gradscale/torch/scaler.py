@@ -50,7 +50,8 @@ class GradScaler(torch.amp.GradScaler):
 
     A drop-in for `torch.amp.GradScaler`: same arguments, methods, errors and
     checkpoints. It also says what became of each step (`last`), clips
-    (`clip_grad_norm_`), and never lets a value that is not finite reach a weight.
+    (`clip_grad_norm_`), and lets no value reach a weight that is not finite when the
+    gradients are read, or would not be once unscaled.
 
     >>> import torch
     >>> from gradscale.torch import GradScaler
@@ -523,7 +524,7 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             return
         if optimizer is None:
-            self._iteration.renew()
+            self._iteration.abandon()
         else:
             self._iteration.forget(optimizer)
         if not self._iteration.steps and self._ledger is not None:

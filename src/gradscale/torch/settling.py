@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.state import FixedState, Observed, ScaleState
+from gradscale.torch.gradients import largest
 from gradscale.torch.ledger import Account, Ledger
 from gradscale.torch.rule import move_, moves_as_torch
 
@@ -127,12 +128,12 @@ def _together(ledger: Ledger, parts: Sequence[Part]) -> Part:
         account=ledger.total,
         scale=ledger.used_scale,
         stepped=bool(stepped),
-        skip=_largest([part.skip for part in parts]),
-        found=_largest([part.found for part in parts]),
-        norm_found=_largest(bad_norms) if bad_norms else None,
+        skip=largest([part.skip for part in parts]),
+        found=largest([part.found for part in parts]),
+        norm_found=largest(bad_norms) if bad_norms else None,
         # Optimizers clipped together share one norm; else this is the largest.
-        norm=_largest(norms) if norms else None,
-        amax=_largest(peaks) if peaks else None,
+        norm=largest(norms) if norms else None,
+        amax=largest(peaks) if peaks else None,
     )
 
 
@@ -186,7 +187,3 @@ def _row(
             ledger.refused,
         )
     )
-
-
-def _largest(facts: Sequence[Tensor]) -> Tensor:
-    return facts[0] if len(facts) == 1 else torch.stack(list(facts)).amax()

@@ -1,12 +1,12 @@
 """Multiplying gradients in place."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gradscale.torch.devices import moved
+from gradscale.torch.gradients import by_kind
 
 
 def inverse(scale: Tensor) -> Tensor:
@@ -28,10 +28,7 @@ def multiply_(tensors: Sequence[Tensor], multiplier: Tensor) -> None:
         tensors: float[...] each, any mix of dtypes and devices.
         multiplier: f32[] or f32[1], on any device.
     """
-    grouped: dict[tuple[torch.device, torch.dtype], list[Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        grouped[tensor.device, tensor.dtype].append(tensor)
-    for (device, dtype), group in grouped.items():
+    for (device, dtype), _, group in by_kind(tensors):
         here = moved(multiplier, device)
         if dtype is torch.bfloat16 and device.type != "cpu":
             # The op below has no bf16 kernel on CUDA in torch 2.11 and 2.13.
