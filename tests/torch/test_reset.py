@@ -148,20 +148,6 @@ def test_a_reset_before_the_first_loss_does_nothing(enabled):
     assert scaler.last is None
 
 
-def test_reset_forgets_what_an_update_has_cut_short():
-    scaler, a, b = GradScaler("cpu", init_scale=4.0), parameter(2), parameter(2)
-    first, second = SGD([a], lr=1.0), SGD([b], lr=1.0)
-    backward(scaler, a, 1.0)
-    backward(scaler, b, 1.0)
-    scaler.unscale_(second)
-    scaler.step(first)
-    scaler.update()
-    scaler.reset()
-    b.grad.fill_(4.0)
-    scaler.step(second)
-    assert b.tolist() == [-1.0, -1.0]
-
-
 def test_a_step_that_was_cut_short_is_not_remembered_after_reset():
     scaler, a, b = GradScaler("cpu", init_scale=4.0), parameter(2), parameter(2)
     first, second = SGD([a], lr=1.0), SGD([b], lr=1.0)
