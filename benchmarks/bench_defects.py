@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 import gradscale.torch
-from benchmarks.record import result, write
+from benchmarks.record import result, torch_place, write
 from tests.torch.test_defects import SCENARIOS
 
 CLASSES = {
@@ -64,7 +64,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
     args = parser.parse_args()
-    record = result("defects", "cpu", measure()) | {"unit": "variants passed"}
+    record = result("defects", torch_place("cpu"), measure()) | {
+        "unit": "variants passed"
+    }
     write(args.out, record)
     if args.json:
         print(json.dumps(record))

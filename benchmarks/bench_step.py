@@ -19,21 +19,11 @@ from rich.table import Table
 from torch import Tensor
 
 import gradscale.torch
-from benchmarks.record import quantiles, result, write
+from benchmarks.models import gpt2_shapes
+from benchmarks.record import quantiles, result, torch_place, write
 
 MAX_NORM = 1.0
 Step = Callable[[], None]
-
-
-def gpt2_shapes() -> list[tuple[int, ...]]:
-    """Return the shapes of GPT-2, 124 M parameters in 148 tensors."""
-    width = 768
-    block = [
-        (width,), (width,), (3 * width, width), (3 * width,), (width, width), (width,),
-        (width,), (width,), (4 * width, width), (4 * width,), (width, 4 * width),
-        (width,),
-    ]  # fmt: skip
-    return [(50257, width), (1024, width), *(block * 12), (width,), (width,)]
 
 
 SETS = {"gpt2-124M": gpt2_shapes(), "adapters-4000x1024": [(1024,)] * 4000}
@@ -156,7 +146,7 @@ def main() -> None:
     args = parser.parse_args()
     names = [args.set] if args.set else list(SETS)
     rows = [row for name in names for row in measure(name, args.device, args.rounds)]
-    record = result("step", args.device, rows, args.commit)
+    record = result("step", torch_place(args.device), rows, args.commit)
     write(args.out, record)
     if args.json:
         print(json.dumps(record))

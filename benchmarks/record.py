@@ -1,15 +1,14 @@
 """The one shape of a benchmark's result, and the table that is printed from it."""
 
 import json
+import os
 import platform
 import statistics
 import subprocess
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 
 def quantiles(times: Sequence[float]) -> dict[str, float]:
@@ -18,14 +17,50 @@ def quantiles(times: Sequence[float]) -> dict[str, float]:
     return {"p20": fifths[0], "p50": statistics.median(times), "p80": fifths[3]}
 
 
+class Place(NamedTuple):
+    """Where something was measured.
+
+    Attributes:
+        device: A name that means something on another machine.
+        versions: Of the framework that ran.
+    """
+
+    device: str
+    versions: dict[str, str]
+
+
+def torch_place(device: str) -> Place:
+    """Return where torch runs on "cpu" or "cuda"."""
+    import torch
+
+    name = f"CPU, {torch.get_num_threads()} threads"
+    if device == "cuda":
+        name = torch.cuda.get_device_name()
+    return Place(name, {"torch": torch.__version__})
+
+
+def jax_place() -> Place:
+    """Return where JAX runs by default."""
+    import flax
+    import jax
+    import optax
+
+    device = jax.devices()[0]
+    name = f"CPU, {os.cpu_count()} cores"
+    if device.platform != "cpu":
+        name = device.device_kind
+    libraries = (jax, flax, optax)
+    return Place(name, {lib.__name__: lib.__version__ for lib in libraries})
+
+
 def result(
-    what: str, device: str, rows: list[dict[str, Any]], commit: str = ""
+    what: str, place: Place, rows: list[dict[str, Any]], commit: str = ""
 ) -> dict[str, Any]:
     """Return rows with all that is needed to judge them later.
 
     Args:
         what: The name of the benchmark.
-        device: "cpu" or "cuda".
+        place: Where it ran.
         rows: What was measured.
         commit: For a copy of the tree that is no git checkout.
     """
@@ -34,8 +69,8 @@ def result(
         "what": what,
         "commit": commit or _commit(),
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "device": device_name(device),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "device": place.device,
+        "versions": {"python": platform.python_version(), **place.versions},
         "unit": "ms",
         "rows": rows,
     }
@@ -47,13 +82,6 @@ def write(path: Path, record: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(record, indent=1) + "\n")
     partial.replace(path)
-
-
-def device_name(device: str) -> str:
-    """Return a name that means something on another machine."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    return f"CPU, {torch.get_num_threads()} threads"
 
 
 def _commit() -> str:

@@ -36,7 +36,8 @@ ROOMS = {
     "core": Allowed({"errors"}, set()),
     "runfile": Allowed(CORE, set()),
     "torch": Allowed(FACTS, {"torch", "triton"}),
-    "jax": Allowed(FACTS, {"jax"}),
+    # optax and flax only where a file says so: `import gradscale.jax` loads neither.
+    "jax": Allowed(FACTS, {"flax", "jax", "numpy", "optax"}),
     "keras": Allowed(FACTS, {"keras"}),
     "mxnet": Allowed(FACTS, {"mxnet"}),
     "apex": Allowed(FACTS | {"torch"}, {"torch"}),

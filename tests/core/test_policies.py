@@ -470,3 +470,52 @@ def test_a_scale_that_is_too_high_comes_down_to_one_that_fits(tolerance, highest
         seen = FINITE if state.scale <= 2.0**highest else NOT_FINITE
         state = policy.next_state(state, seen, PYTHON.where)
     assert state.scale == 2.0**highest
+
+
+# --- settings that nobody checked -----------------------------------------------------
+
+REFUSED = {
+    "min_scale": 0.0,
+    "max_scale": math.inf,
+    "growth_factor": 1,
+    "growth_interval": 2.5,
+    "backoff_factor": 1.0,
+}
+
+
+def test_without_settings_an_unchecked_policy_is_the_default_one():
+    assert DynamicScale.unchecked() == DynamicScale()
+
+
+@given(dynamic_policies())
+def test_checked_settings_give_the_same_policy_unchecked(policy):
+    assert DynamicScale.unchecked(**vars(policy)) == policy
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_unchecked_policy_accepts_what_the_constructor_refuses(name):
+    with pytest.raises(ConfigError):
+        DynamicScale(**{name: REFUSED[name]})
+    assert vars(DynamicScale.unchecked(**{name: REFUSED[name]}))[name] is REFUSED[name]
+
+
+def test_an_unchecked_policy_moves_by_the_same_rule():
+    policy = DynamicScale.unchecked(**REFUSED | {"growth_factor": 4})
+    states = run(policy, [True] * 4, ScaleState(2.0, 0, 0))
+    assert [state.scale for state in states] == [2.0, 2.0, 8.0, 8.0]
+
+
+def test_an_unchecked_scale_of_zero_stays_zero():
+    policy = DynamicScale.unchecked(min_scale=0.0, growth_interval=1)
+    states = run(policy, [True, False], ScaleState(0.0, 0, 0))
+    assert [state.scale for state in states] == [0.0, 0.0]
+
+
+def test_a_setting_that_does_not_exist_is_refused_unchecked_too():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'factor'"):
+        DynamicScale.unchecked(factor=2.0)
+
+
+def test_an_unchecked_policy_cannot_be_changed():
+    with pytest.raises(FrozenInstanceError):
+        DynamicScale.unchecked().min_scale = 0.0

@@ -1,9 +1,10 @@
 """The policies: settings and rule in one frozen value."""
 
+import inspect
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Protocol
+from typing import Any, Protocol
 
 from gradscale.core.ops import Where, f32
 from gradscale.core.state import FixedState, Observed, ScaleState
@@ -127,6 +128,23 @@ class DynamicScale:
         _check_factors(self)
         _check_interval(self)
         _check_tolerance(self)
+
+    @classmethod
+    def unchecked(cls, **settings: Any) -> "DynamicScale":
+        """Return a policy with settings that nobody checked, each kept as it is.
+
+        For a drop-in that must accept what the scaler it replaces accepts: a
+        min_scale of 0, a growth_factor of 1, settings that are traced or on a device.
+        What is left out has its default. The tolerance must be a Python number.
+
+        >>> DynamicScale.unchecked(growth_factor=1, min_scale=0.0).min_scale
+        0.0
+        """
+        given = inspect.signature(cls).bind(**settings)
+        given.apply_defaults()
+        policy = cls.__new__(cls)
+        vars(policy).update(given.arguments)
+        return policy
 
     @property
     def period(self) -> int:

@@ -1,0 +1,267 @@
+"""Time a compiled JAX update: check, unscale, clip at 1.0, AdamW, next scale.
+
+The contestants take turns in one run, each with parameters and state of its own that
+are donated to every step, all with the same gradients. Times are those of steps that
+follow one another, divided by their number; device_ms is what the kernels of one step
+take together, kernels how many there are, reads how often a gradient is read.
+"""
+
+import argparse
+import gzip
+import json
+import re
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.models import gpt2_shapes
+from benchmarks.record import jax_place, quantiles, result, write
+from gradscale import DynamicScale
+from gradscale.jax import loss_scaled
+
+MAX_NORM = 1.0
+SCALE = 1024.0
+STEPS = 5
+SETS = {
+    "gpt2-124M": gpt2_shapes(),
+    "gpt2-xl-1.56B": gpt2_shapes(1600, 48),
+    "tiny": gpt2_shapes(8, 1),
+}
+BASE = "clip and AdamW, no scaling"
+Step = Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+def adamw() -> optax.GradientTransformation:
+    """Return the optimizer that every contestant uses."""
+    return optax.adamw(1e-5)
+
+
+def clipped() -> optax.GradientTransformation:
+    """Return optax's way to clip."""
+    return optax.chain(optax.clip_by_global_norm(MAX_NORM), adamw())
+
+
+def optimizer_step(optimizer: optax.GradientTransformation) -> tuple[Any, Step]:
+    """Return how an optimizer starts, and its step."""
+
+    def step(params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return optimizer.init, step
+
+
+def flax_step() -> tuple[Any, Step]:
+    """Return the way of flax's DynamicScale and its examples, scale update included."""
+    optimizer = clipped()
+
+    def init(params: Any) -> Any:
+        return optimizer.init(params), jnp.float32(SCALE), jnp.int32(0)
+
+    def step(params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
+        inner, scale, count = state
+        grads = jax.tree.map(lambda g: jnp.asarray(g, jnp.float32) / scale, grads)
+        finite = jnp.array(True)
+        for grad in jax.tree.leaves(grads):
+            finite &= jnp.all(jax.lax.is_finite(grad))
+        grow = count == 2000
+        grown = jnp.where(grow & finite, scale * 2.0, scale)
+        scale = jnp.where(finite, grown, scale * 0.5)
+        count = jnp.where(grow | ~finite, 0, count + 1)
+        updates, moved = optimizer.update(grads, inner, params)
+
+        def select(new: Any, old: Any) -> Any:
+            return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+
+        applied = optax.apply_updates(params, updates)
+        return select(applied, params), (select(moved, inner), scale, count)
+
+    return init, step
+
+
+def contestants() -> dict[str, tuple[Any, Step]]:
+    """Return how each starts, and its step."""
+    policy = DynamicScale(init_scale=SCALE)
+    return {
+        BASE: optimizer_step(clipped()),
+        "flax way": flax_step(),
+        "gradscale": optimizer_step(loss_scaled(adamw(), policy, max_norm=MAX_NORM)),
+    }
+
+
+def arrays(shapes: list[tuple[int, ...]], seed: int) -> dict[str, jax.Array]:
+    """Return normal numbers of these shapes, under names that keep their order."""
+    keys = jax.random.split(jax.random.key(seed), len(shapes))
+    return {
+        f"p{i:04}": 0.02 * jax.random.normal(key, shape)
+        for i, (key, shape) in enumerate(zip(keys, shapes, strict=True))
+    }
+
+
+class Contestant:
+    """A compiled step with parameters and state of its own."""
+
+    def __init__(self, init: Any, step: Step, shapes: Any, grads: Any) -> None:
+        self.params = arrays(shapes, seed=1)
+        self.state = jax.jit(init)(self.params)
+        self.grads = grads
+        self.traces = 0
+
+        def counted(params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
+            self.traces += 1
+            return step(params, state, grads)
+
+        self.step = jax.jit(counted, donate_argnums=(0, 1))
+        start = time.perf_counter()
+        # The cache of jit is not filled by this: the first run traces again.
+        compiled = self.step.lower(self.params, self.state, grads).compile()
+        self.compile_s = time.perf_counter() - start
+        self.reads = reads_of_gradients(compiled.as_text(), len(shapes))
+        self.step = compiled
+
+    def run(self, steps: int = STEPS) -> float:
+        """Take some steps; return the time of one in ms."""
+        jax.block_until_ready((self.params, self.state))
+        start = time.perf_counter()
+        for _ in range(steps):
+            self.params, self.state = self.step(self.params, self.state, self.grads)
+        jax.block_until_ready((self.params, self.state))
+        return 1e3 * (time.perf_counter() - start) / steps
+
+
+def reads_of_gradients(hlo: str, gradients: int) -> float:
+    """Return how many compiled operations read a gradient, on average.
+
+    >>> text = "ENTRY e {\\n %grads_a = f32[2] parameter(0)\\n"
+    >>> text += " %b = f32[2] bitcast(%grads_a)\\n %c = f32[] fusion(%b, %grads_a)\\n}"
+    >>> reads_of_gradients(text, 1)
+    2.0
+    """
+    entry = hlo[hlo.index("\nENTRY" if "\nENTRY" in hlo else "ENTRY") :]
+    line = re.compile(r"%?([\w.\-]+) = [^=]*? ([a-z\-]+)\((.*)")
+    same, reads = set(), 0
+    for name, kind, rest in line.findall(entry):
+        operands = re.findall(r"%([\w.\-]+)", rest.split("metadata=")[0])
+        mine = [o for o in operands if o in same]
+        if kind == "parameter" and name.startswith("grads"):
+            same.add(name)
+        elif kind in ("bitcast", "copy-start") and mine:
+            same.add(name)
+        else:
+            reads += len(mine)
+    return reads / gradients
+
+
+def on_device(contestant: Contestant, steps: int = 2) -> dict[str, Any]:
+    """Return what the kernels of a step take, from the profiler; nothing on a CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, create_perfetto_trace=True):
+            contestant.run(steps)
+        file = next(Path(folder).rglob("perfetto_trace.json.gz"))
+        events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+    names = {
+        (e["pid"], e.get("tid")): e["args"]["name"]
+        for e in events
+        if e.get("name") in ("process_name", "thread_name")
+    }
+    streams = {place for place, name in names.items() if name.startswith("Stream")}
+    kernels = [
+        e for e in events if e.get("ph") == "X" and (e["pid"], e.get("tid")) in streams
+    ]
+    if not kernels:
+        return {}
+    busy = sum(e["dur"] for e in kernels) / 1e3 / steps
+    return {"device_ms": busy, "kernels": len(kernels) / steps}
+
+
+def measure(name: str, rounds: int) -> list[dict[str, Any]]:
+    """Time every contestant `rounds` times in turns; return one row for each."""
+    shapes = SETS[name]
+    grads = arrays(shapes, seed=0)
+    made = {
+        impl: Contestant(init, step, shapes, grads)
+        for impl, (init, step) in track(
+            contestants().items(), "compile " + name, console=Console(stderr=True)
+        )
+    }
+    times: dict[str, list[float]] = {impl: [] for impl in made}
+    for turn in track(range(-1, rounds), name, console=Console(stderr=True)):
+        order = list(made)
+        # Nobody always goes first.
+        for impl in order[turn % len(order) :] + order[: turn % len(order)]:
+            elapsed = made[impl].run()
+            if turn >= 0:
+                times[impl].append(elapsed)
+    return [
+        {
+            "set": name,
+            "impl": impl,
+            "dtype": "f32",
+            "elements": sum(grad.size for grad in grads.values()),
+            "tensors": len(grads),
+            "rounds": rounds,
+            **quantiles(times[impl]),
+            "ratio_to_no_scaling": statistics.median(
+                ours / theirs
+                for ours, theirs in zip(times[impl], times[BASE], strict=True)
+            ),
+            **on_device(contestant),
+            "reads": contestant.reads,
+            "traces": contestant.traces,
+            "compile_s": contestant.compile_s,
+        }
+        for impl, contestant in made.items()
+    ]
+
+
+def table(record: dict[str, Any]) -> Table:
+    """Return the record as a table for the terminal."""
+    shown = Table(title=f"Compiled update, ms ({record['device']})")
+    head = ("set", "implementation", "p20", "p50", "p80", "ratio", "device", "kernels")
+    for column in (*head, "reads"):
+        shown.add_column(column, justify="left" if column[0] in "si" else "right")
+    for row in record["rows"]:
+        numbers = [f"{row[q]:.2f}" for q in ("p20", "p50", "p80")]
+        ratio = f"{row['ratio_to_no_scaling']:.2f} x"
+        device = f"{row['device_ms']:.2f}" if "device_ms" in row else ""
+        kernels = f"{row['kernels']:.0f}" if "kernels" in row else ""
+        reads = f"{row['reads']:.2f}"
+        shown.add_row(row["set"], row["impl"], *numbers, ratio, device, kernels, reads)
+    return shown
+
+
+def main() -> None:
+    """Measure, write the JSON file, print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--rounds", type=int, default=15, help="timed turns for each")
+    parser.add_argument(
+        "--set", choices=tuple(SETS), action="append", help="only these"
+    )
+    parser.add_argument("--commit", default="", help="where git cannot tell it")
+    parser.add_argument("--json", action="store_true", help="print JSON, no table")
+    args = parser.parse_args()
+    names = args.set or ["gpt2-124M", "gpt2-xl-1.56B"]
+    rows = [row for name in names for row in measure(name, args.rounds)]
+    record = result("jax", jax_place(), rows, args.commit)
+    write(args.out, record)
+    if args.json:
+        print(json.dumps(record))
+    else:
+        Console(width=110).print(table(record))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Loss scaling for JAX: pure functions, and a wrapper for optax optimizers.
+
+>>> import jax, optax
+>>> from gradscale import DynamicScale
+>>> from gradscale.jax import loss_scaled
+>>> optimizer = loss_scaled(optax.adamw(1e-3), DynamicScale(), max_norm=1.0)
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from gradscale.jax.attempts import retried_value_and_grad
+from gradscale.jax.carrier import (
+    LastStep,
+    LossScaledState,
+    current_scale,
+    init,
+    last,
+    raise_if_collapsed,
+)
+from gradscale.jax.culprits import culprits
+from gradscale.jax.differentiation import scaled_value_and_grad, value_and_grad
+from gradscale.jax.precision import Precision
+from gradscale.jax.reading import Reading, all_finite, observe
+from gradscale.jax.rule import JAX, scale, select, unscale, update
+
+if TYPE_CHECKING:
+    from gradscale.jax.accumulation import MultiSteps
+    from gradscale.jax.optimizer import loss_scaled
+
+__all__ = [
+    "JAX",
+    "LastStep",
+    "LossScaledState",
+    "MultiSteps",
+    "Precision",
+    "Reading",
+    "all_finite",
+    "culprits",
+    "current_scale",
+    "init",
+    "last",
+    "loss_scaled",
+    "observe",
+    "raise_if_collapsed",
+    "retried_value_and_grad",
+    "scale",
+    "scaled_value_and_grad",
+    "select",
+    "unscale",
+    "update",
+    "value_and_grad",
+]
+
+_WITH_OPTAX = {
+    "MultiSteps": "gradscale.jax.accumulation",
+    "loss_scaled": "gradscale.jax.optimizer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs optax when it is first asked for."""
+    if name not in _WITH_OPTAX:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(importlib.import_module(_WITH_OPTAX[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "optax":
+            raise
+        raise ImportError(
+            f"gradscale.jax.{name} wraps optimizers of optax, which is not installed. "
+            "Run pip install optax."
+        ) from error

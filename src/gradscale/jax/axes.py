@@ -1,0 +1,46 @@
+"""Named axes: over which of them a value differs, and how all agree on it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+# What `axis_name` may be: one axis of pmap, vmap or shard_map, or several.
+AxisName = Any
+
+
+class Axes(NamedTuple):
+    """The axes over which devices agree.
+
+    Attributes:
+        names: All of them.
+        tracked: Those of which JAX knows what varies: shard_map with check_vma.
+    """
+
+    names: tuple[Any, ...]
+    tracked: frozenset[Any]
+
+    def differing(self, value: jax.Array) -> frozenset[Any]:
+        """Return the axes of a value that JAX knows to hold shards of it."""
+        return _varying(value) & self.tracked
+
+
+def axes_of(axis_name: AxisName) -> Axes:
+    """Return the axes that `axis_name` names; none for None."""
+    if axis_name is None:
+        return Axes((), frozenset())
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    # The index of a device varies by nature: if JAX does not say so, it tracks nothing.
+    tracked = [name for name in names if name in _varying(lax.axis_index(name))]
+    return Axes(names, frozenset(tracked))
+
+
+def all_agree(flag: jax.Array, axis_name: AxisName) -> jax.Array:
+    """Return bool[]: the flag is True on every device."""
+    names = axes_of(axis_name).names
+    return lax.pmin(flag.astype(jnp.int32), names) > 0 if names else flag
+
+
+def _varying(value: jax.Array) -> frozenset[Any]:
+    return jax.typeof(value).mat.varying

@@ -1,0 +1,244 @@
+"""The states that carry a scale, and how it is found in them."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscale.core.policies import Policy
+from gradscale.core.state import FixedState, ScaleState
+from gradscale.core.verdicts import StepRecord, Verdict, classify
+from gradscale.errors import ConfigError, ScaleCollapsed, StateError
+
+# The inverse of a larger scale is subnormal, and XLA flushes subnormals on the CPU.
+HIGHEST_SCALE = 2.0**126
+
+
+class LastStep(NamedTuple):
+    """What became of the last step: arrays, also under `jit`; verdict on the host.
+
+    Attributes:
+        step: i32[], which update this was, counted from 1.
+        used: f32[], the scale that multiplied the loss.
+        applied: bool[], the step was taken.
+        finite: bool[], every gradient was finite and stayed so when unscaled.
+        loss_finite: bool[], the loss was finite, if it was passed as `value`.
+        norm_finite: bool[], the norm, if the step clips by it, is a usable f32.
+        calibrated: bool[], a step had been applied before this one.
+        grown: bool[], the scale had been raised by the step before this one.
+        floor_steps: i32[], steps in a row, this one included, that were not finite at
+            the lowest scale.
+        amax: f32[], the largest magnitude among the scaled gradients.
+        grad_norm: f32[], the norm of the unscaled gradients before clipping.
+        peaks: f32[n], the largest magnitude of each leaf; see `culprits`.
+    """
+
+    step: jax.Array
+    used: jax.Array
+    applied: jax.Array
+    finite: jax.Array
+    loss_finite: jax.Array
+    norm_finite: jax.Array
+    calibrated: jax.Array
+    grown: jax.Array
+    floor_steps: jax.Array
+    amax: jax.Array
+    grad_norm: jax.Array
+    peaks: jax.Array
+
+    # Not a field, so that optax.tree.get(opt_state, "scale") finds one scale only.
+    @property
+    def scale(self) -> jax.Array:
+        """The scale that multiplied the loss."""
+        return self.used
+
+    @property
+    def record(self) -> StepRecord:
+        """All facts of the step on the host. Waits for the device."""
+        facts = self._asdict()
+        facts["scale"] = facts.pop("used")
+        del facts["peaks"]
+        return StepRecord(**{name: _array(v).item() for name, v in facts.items()})
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the step's facts mean. Waits for the device."""
+        return classify(self.record)
+
+
+class LossScaledState(NamedTuple):
+    """The state of `loss_scaled`: arrays only, and those of the wrapped transform.
+
+    Attributes:
+        rule: The policy's state; its first field is the scale for the next loss.
+        applied_steps: i32[], steps taken.
+        skipped_steps: i32[], steps left out because something was not finite.
+        retried_steps: i32[], attempts that were repeated at a lower scale.
+        last: What became of the last step.
+        inner: The state of the wrapped transform, as of the last applied step.
+    """
+
+    rule: FixedState | ScaleState
+    applied_steps: jax.Array
+    skipped_steps: jax.Array
+    retried_steps: jax.Array
+    last: LastStep
+    inner: Any
+
+
+def scale_of(carrier: Any) -> jax.Array:
+    """Return f32[], the scale that a policy's state, a number or an optimizer holds."""
+    if isinstance(carrier, (FixedState, ScaleState)):
+        return _array(carrier.scale)
+    if isinstance(carrier, (int, float, jax.Array, np.ndarray, np.generic)):
+        return jnp.asarray(carrier, jnp.float32)
+    return current_scale(carrier)
+
+
+def current_scale(opt_state: Any) -> jax.Array:
+    """Return f32[], the scale to multiply the next loss by. Never waits.
+
+    Args:
+        opt_state: The state of an optimizer with one `loss_scaled` in it, however
+            deeply wrapped, or an `nnx.Optimizer`.
+
+    Raises:
+        StateError: There is no `loss_scaled` in it, or more than one.
+    """
+    return _array(only_state(opt_state).rule.scale)
+
+
+def last(opt_state: Any) -> LastStep:
+    """Return what became of the last step. Never waits; reading a field may.
+
+    Raises:
+        StateError: There is no `loss_scaled` in the state, or more than one.
+    """
+    return LastStep(*map(_array, only_state(opt_state).last))
+
+
+def raise_if_collapsed(opt_state: Any) -> None:
+    """Raise if the scale sits at its floor and steps are still skipped. Waits.
+
+    Raises:
+        ScaleCollapsed: Three steps in a row were not finite at the lowest scale.
+        StateError: There is no `loss_scaled` in the state, or more than one.
+    """
+    step = last(opt_state)
+    if step.verdict is Verdict.COLLAPSE:
+        record = step.record
+        raise ScaleCollapsed(
+            f"The scale has fallen to its floor of {record.scale:g} and the gradients "
+            f"were still not finite, {record.floor_steps} steps in a row up to step "
+            f"{record.step}. A lower scale cannot help: the trouble is in the model, "
+            "the data or the loss. Look at culprits(last(opt_state), params); the "
+            "weights are those of the last applied step.",
+            code="GS202",
+        )
+
+
+def only_state(tree: Any) -> LossScaledState:
+    """Return the one `LossScaledState` in a tree.
+
+    Raises:
+        StateError: There is none, or more than one.
+    """
+    leaves = jax.tree.leaves(tree, is_leaf=_is_state)
+    found = [leaf for leaf in leaves if _is_state(leaf)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise StateError(
+            f"There is no state of loss_scaled in this {type(tree).__name__}. The "
+            "scale lives in the state of the optimizer that loss_scaled returned. "
+            "Pass what its init() or update() returned; a checkpoint must be restored "
+            "into such a state, not into plain dicts.",
+            code="GS302",
+        )
+    raise StateError(
+        f"There are {len(found)} states of loss_scaled in this {type(tree).__name__}. "
+        "Each has a scale of its own, and one loss cannot be multiplied by all of "
+        "them. Put a single loss_scaled around multi_transform or chain, or pass the "
+        "part of the state that is meant.",
+        code="GS302",
+    )
+
+
+def replaced(tree: Any, state: LossScaledState) -> Any:
+    """Return the tree with its one `LossScaledState` replaced."""
+    only_state(tree)
+    return jax.tree.map(
+        lambda leaf: state if _is_state(leaf) else leaf, tree, is_leaf=_is_state
+    )
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, LossScaledState)
+
+
+def _array(value: Any) -> jax.Array:
+    """Return an array that flax nnx or a checkpoint may have put into a wrapper."""
+    return jnp.asarray(value)
+
+
+def first_state(policy: Policy, leaves: int, inner: Any) -> LossScaledState:
+    """Return the state before the first step, every array a buffer of its own."""
+
+    def flag(value: bool) -> jax.Array:
+        return jnp.array(value)
+
+    def count() -> jax.Array:
+        return jnp.array(0, jnp.int32)
+
+    def number() -> jax.Array:
+        return jnp.array(0.0, jnp.float32)
+
+    return LossScaledState(
+        rule=init(policy),
+        applied_steps=count(),
+        skipped_steps=count(),
+        retried_steps=count(),
+        last=LastStep(
+            step=count(),
+            used=number(),
+            applied=flag(False),
+            finite=flag(True),
+            loss_finite=flag(True),
+            norm_finite=flag(True),
+            calibrated=flag(False),
+            grown=flag(False),
+            floor_steps=count(),
+            amax=number(),
+            grad_norm=number(),
+            peaks=jnp.zeros(leaves, jnp.float32),
+        ),
+        inner=inner,
+    )
+
+
+def init(policy: Policy) -> Any:
+    """Return a policy's first state as strongly typed arrays: f32[] and i32[].
+
+    Raises:
+        ConfigError: The policy allows a scale whose inverse XLA would take for 0.
+
+    >>> from gradscale import DynamicScale
+    >>> init(DynamicScale()).scale.dtype.name
+    'float32'
+    """
+    if policy.max_scale > HIGHEST_SCALE:
+        raise ConfigError(
+            f"max_scale={policy.max_scale:g} is above {HIGHEST_SCALE:g}, which is "
+            "2^126. XLA multiplies by the inverse of the scale and takes what is below "
+            "2^-126 for 0, so every gradient would become 0. Pass a lower max_scale, "
+            "or a lower scale to StaticScale.",
+            code="GS101",
+        )
+    first = policy.init_state()
+    return type(first)(
+        *(
+            jnp.array(value, jnp.float32 if isinstance(value, float) else jnp.int32)
+            for value in first
+        )
+    )

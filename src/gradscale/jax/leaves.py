@@ -1,0 +1,132 @@
+"""The gradients among the leaves of a tree."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from gradscale.errors import ConfigError, GradientError
+from gradscale.jax.names import path_name
+
+# A tree of bools, or a part of one that stands for all below it, or what makes it.
+Mask = Any | Callable[[Any], Any] | None
+
+
+def wide(leaf: ArrayLike) -> jax.Array:
+    """Cast to f32 what is narrower; f64 and complex numbers stay as they are."""
+    leaf = jnp.asarray(leaf)
+    if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+        return leaf
+    return leaf.astype(jnp.float32) if leaf.dtype.itemsize < 4 else leaf
+
+
+def chosen(tree: Any, mask: Mask) -> list[bool]:
+    """Return which leaves a mask chooses, in the order of `jax.tree.leaves`.
+
+    Raises:
+        ConfigError: The mask does not fit the tree.
+
+    >>> chosen({"amax": 0.0, "w": [1.0, 2.0]}, {"amax": False, "w": True})
+    [False, True, True]
+    """
+    if mask is None:
+        return [True] * len(jax.tree.leaves(tree))
+    made = mask(tree) if callable(mask) else mask
+    try:
+        flags = jax.tree.leaves(jax.tree.broadcast(made, tree))
+    except ValueError as error:
+        raise ConfigError(
+            f"mask does not fit the gradients: {error}. It says of each leaf whether "
+            "it is a scaled gradient, so it must have their structure, or the upper "
+            "part of it. Pass a tree of True and False, or a function that makes one.",
+            code="GS101",
+        ) from error
+    strange = [flag for flag in flags if not isinstance(flag, bool)]
+    if strange:
+        raise ConfigError(
+            f"mask has a leaf {strange[0]!r} of type {type(strange[0]).__name__}. What "
+            "is compiled depends on the mask, so it cannot be an array. Use True for a "
+            "scaled gradient and False for a leaf to leave alone.",
+            code="GS101",
+        )
+    return flags
+
+
+def gradients_in(tree: Any, mask: Mask = None) -> tuple[list[Any], list[bool], Any]:
+    """Return the leaves of a tree, which of them are scaled gradients, and its shape.
+
+    None is no leaf: it stands for what is not trained, as in equinox.
+
+    Raises:
+        GradientError: A chosen leaf is no floating-point array, or there is no leaf.
+    """
+    found, structure = jax.tree_util.tree_flatten_with_path(tree)
+    flags = chosen(tree, mask)
+    if not found and not jax.tree.leaves(tree, is_leaf=_is_placeholder):
+        raise GradientError(
+            f"There is no gradient in {tree!r}. A step without gradients can neither "
+            "be checked nor taken. Pass the gradients that jax.grad returned.",
+            code="GS103",
+        )
+    for (path, leaf), flag in zip(found, flags, strict=True):
+        if flag:
+            _check(path, leaf)
+    return [leaf for _, leaf in found], flags, structure
+
+
+def same_places(grads: Any, params: Any) -> None:
+    """Raise if gradients are missing where parameters are.
+
+    Raises:
+        GradientError: A parameter has no gradient, or the other way round.
+    """
+    if params is None:
+        return
+    here = dict.fromkeys(map(path_name, _paths(grads)))
+    there = dict.fromkeys(map(path_name, _paths(params)))
+    missing = [name for name in there if name not in here]
+    extra = [name for name in here if name not in there]
+    if not missing and not extra:
+        return
+    raise GradientError(
+        "Gradients and parameters do not belong together: "
+        + (
+            f"{missing[0]} has no gradient"
+            if missing
+            else f"{extra[0]} is no parameter"
+        )
+        + f" ({len(missing) + len(extra)} such leaves). The optimizer would pair the "
+        "wrong arrays. Differentiate with respect to the same tree that is passed as "
+        "params; a None in it must stand in both.",
+        code="GS106",
+    )
+
+
+def _paths(tree: Any) -> list[Any]:
+    return [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def _is_placeholder(node: Any) -> bool:
+    """Return True for an empty node that another transform left in a leaf's place."""
+    # optax.MaskedNode, not imported: whoever has one has loaded optax.
+    return type(node).__name__ == "MaskedNode"
+
+
+def _check(path: Any, leaf: Any) -> None:
+    dtype = jnp.result_type(leaf) if _is_number(leaf) else getattr(leaf, "dtype", None)
+    if dtype is not None and jnp.issubdtype(dtype, jnp.inexact):
+        return
+    kind = "float0" if dtype == jax.dtypes.float0 else dtype or type(leaf).__name__
+    raise GradientError(
+        f"The gradient of {path_name(path)} is {kind}. It carries no derivative, so it "
+        "can neither be unscaled nor be checked. Leave the leaf out of what is "
+        "differentiated, for instance with eqx.filter(model, eqx.is_inexact_array), or "
+        "pass a mask that is False for it.",
+        code="GS106",
+    )
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, (bool, int, float, complex))

@@ -1,0 +1,162 @@
+"""Loss scaling around any optax optimizer."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradscale.core.policies import Policy
+from gradscale.core.state import Observed
+from gradscale.errors import ConfigError
+from gradscale.jax.axes import AxisName, all_agree, axes_of
+from gradscale.jax.carrier import LastStep, LossScaledState, first_state
+from gradscale.jax.leaves import Mask, gradients_in, same_places, wide
+from gradscale.jax.reading import read
+from gradscale.jax.rule import multiplied, select, update
+
+
+def loss_scaled(
+    inner: optax.GradientTransformation,
+    policy: Policy,
+    *,
+    axis_name: AxisName = None,
+    mask: Mask = None,
+    max_norm: float | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Wrap an optimizer so that it takes the gradients of a scaled loss.
+
+    Each update reads the gradients once. If all are finite they are unscaled in f32,
+    clipped, and given to `inner`; otherwise the updates are zeros and the state of
+    `inner` stays as it is, so that schedules count applied steps. Then the policy
+    moves the scale. No value is read on the host.
+
+    Unscale and clip are factors inside the inner update, not passes of their own:
+    with `max_norm` this costs no more than `clip_by_global_norm` alone.
+
+    Parameters and gradients may be of any float dtype. The state of `inner` and the
+    updates are f32 at least; `optax.apply_updates` casts them to the parameters'.
+
+    Args:
+        inner: Any optax optimizer. `MultiSteps` inside judges every micro-batch by
+            itself; to judge the sum of several, use `gradscale.jax.MultiSteps` around
+            `loss_scaled` (optax's own keeps an overflow for ever).
+        policy: `DynamicScale(...)`, `StaticScale(...)` or `NoScale()`.
+        axis_name: Axes of pmap or shard_map over which all devices must agree. See
+            `observe` for what it means for the norm.
+        mask: True for scaled gradients, False for leaves that `inner` should get as
+            they are, such as fp8 scales; a tree, its upper part, or a function.
+        max_norm: Clip the unscaled gradients to this norm.
+
+    Returns:
+        A `GradientTransformationExtraArgs`. Pass `value=loss` to its `update`, and
+        `last(opt_state).verdict` tells a bad loss from a scale that is too high.
+
+    Raises:
+        ConfigError: `max_norm` is not a positive number.
+
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import current_scale, last, scaled_value_and_grad
+    >>> optimizer = loss_scaled(optax.sgd(0.1), DynamicScale(init_scale=1024.0))
+    >>> params = {"w": jnp.array([1.0, 2.0])}
+    >>> state = optimizer.init(params)
+    >>> loss_of = lambda params: (params["w"] ** 2).sum()
+    >>> loss, grads = scaled_value_and_grad(loss_of)(state, params)
+    >>> updates, state = optimizer.update(grads, state, params)
+    >>> optax.apply_updates(params, updates)["w"].tolist()
+    [0.800000011920929, 1.600000023841858]
+    >>> bool(last(state).applied), int(state.applied_steps)
+    (True, 1)
+    """
+    _check(max_norm)
+    inner = optax.with_extra_args_support(inner)
+
+    def init(params: Any) -> LossScaledState:
+        leaves = len(jax.tree.leaves(params))
+        return first_state(policy, leaves, inner.init(_widened(params)))
+
+    def step(
+        grads: Any, state: LossScaledState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, LossScaledState]:
+        leaves, flags, structure = gradients_in(grads, mask)
+        same_places(grads, params)
+        inverse = 1.0 / state.rule.scale
+        finite, amax, norm, peaks = read(leaves, flags, inverse, axes_of(axis_name))
+        norm_finite = jnp.isfinite(norm) | (max_norm is None)
+        applied = finite & norm_finite
+        factors = [inverse, *_clip(norm, max_norm)]
+        unscaled = jax.tree.unflatten(structure, multiplied(leaves, flags, *factors))
+        updates, moved = inner.update(
+            unscaled, state.inner, _widened(params), **extra_args
+        )
+        value = extra_args.get("value")
+        loss_finite = jnp.isfinite(0.0 if value is None else value).all()
+        loss_finite = all_agree(loss_finite, axis_name)
+        rule = update(policy, state.rule, Observed(applied, amax, loss_finite))
+        skipped = (~applied).astype(jnp.int32)
+        return jax.tree.map(
+            lambda u: jnp.where(applied, u, 0), updates
+        ), LossScaledState(
+            rule=rule,
+            applied_steps=state.applied_steps + 1 - skipped,
+            skipped_steps=state.skipped_steps + skipped,
+            retried_steps=state.retried_steps,
+            last=LastStep(
+                step=state.last.step + 1,
+                # A sum, so that it has a buffer of its own when the scale stays.
+                used=state.rule.scale + 0.0,
+                applied=applied,
+                finite=finite,
+                loss_finite=loss_finite,
+                norm_finite=norm_finite,
+                calibrated=state.applied_steps > 0,
+                grown=(state.rule.scale > state.last.used) & (state.last.step > 0),
+                floor_steps=_floor_steps(policy, state, applied),
+                amax=amax,
+                grad_norm=norm,
+                peaks=peaks,
+            ),
+            inner=select(applied, moved, state.inner),
+        )
+
+    return optax.GradientTransformationExtraArgs(init, step)
+
+
+def _widened(params: Any) -> Any:
+    """Return parameters in f32 at least: the inner state then keeps its dtypes."""
+
+    def widen(leaf: Any) -> Any:
+        return (
+            wide(leaf) if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact) else leaf
+        )
+
+    return jax.tree.map(widen, params)
+
+
+def _clip(norm: jax.Array, max_norm: float | None) -> list[jax.Array]:
+    """Return the factor that brings the norm down to `max_norm`; none if not asked."""
+    if max_norm is None:
+        return []
+    return [jnp.where(norm > max_norm, max_norm / norm, 1.0)]
+
+
+def _floor_steps(
+    policy: Policy, state: LossScaledState, applied: jax.Array
+) -> jax.Array:
+    """Return how many steps in a row were skipped at the lowest scale."""
+    # A scale that cannot move has no floor to fall to.
+    if policy.min_scale == policy.max_scale:
+        return state.last.floor_steps
+    stuck = ~applied & (state.rule.scale <= policy.min_scale)
+    return jnp.where(stuck, state.last.floor_steps + 1, 0)
+
+
+def _check(max_norm: Any) -> None:
+    number = isinstance(max_norm, (int, float)) and not isinstance(max_norm, bool)
+    if max_norm is not None and not (number and 0.0 < max_norm < float("inf")):
+        raise ConfigError(
+            f"max_norm={max_norm!r} is not a norm to clip to. Gradients are multiplied "
+            "by max_norm / norm where that is below 1, so it must be a positive, "
+            "finite number. Pass 1.0, say, or None to leave gradients as they are.",
+            code="GS101",
+        )

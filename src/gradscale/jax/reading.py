@@ -1,0 +1,144 @@
+"""What one read of the gradients shows."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from gradscale.core.state import Observed
+from gradscale.jax.axes import Axes, AxisName, axes_of
+from gradscale.jax.carrier import scale_of
+from gradscale.jax.leaves import Mask, gradients_in
+from gradscale.jax.sweep import Facts, sweep
+
+# Squares are summed twice, of values made larger and smaller by this factor: one of
+# the sums neither overflows nor vanishes for any norm from 2^-113 to 2^113.
+SHIFT = 2.0**50
+LARGEST_F32 = float(jnp.finfo(jnp.float32).max)
+
+
+class Reading(NamedTuple):
+    """What one read of the gradients showed.
+
+    Attributes:
+        finite: bool[], every element is finite and stays so once unscaled.
+        amax: f32[], the largest magnitude among the gradients as they came.
+        norm: f32[], the norm of the unscaled gradients.
+        peaks: f32[] for each leaf in the gradients' own structure: its largest
+            magnitude, NaN if there is one; 0 for a leaf that the mask leaves out.
+    """
+
+    finite: jax.Array
+    amax: jax.Array
+    norm: jax.Array
+    peaks: Any
+
+    def observed(self, loss_finite: Any = True) -> Observed:
+        """Return what a rule wants to know."""
+        return Observed(self.finite, self.amax, jnp.asarray(loss_finite))
+
+
+def observe(
+    grads: Any, state: Any = 1.0, *, axis_name: AxisName = None, mask: Mask = None
+) -> Reading:
+    """Read gradients once; change nothing.
+
+    Args:
+        grads: A tree of floats as `jax.grad` returned it, any mix of dtypes.
+        state: What holds the scale that multiplied the loss: a policy's state, the
+            state of an optimizer with `loss_scaled` in it, or a number. Leave it out
+            for gradients that are unscaled already.
+        axis_name: Axes of pmap, vmap or shard_map over which all must agree. Under
+            shard_map a leaf that varies over an axis is a shard: its squares are
+            summed over the axis. Without tracking (pmap, check_vma=False) every leaf
+            is taken to be a replica.
+        mask: True for scaled gradients, False for leaves that only look like one,
+            such as fp8 scales; those are not read.
+
+    Raises:
+        GradientError: A leaf is an integer or float0, or there is no leaf at all.
+
+    >>> seen = observe({"w": jnp.array([3.0, 4.0]) * 8.0}, 8.0)
+    >>> bool(seen.finite), float(seen.amax), float(seen.norm)
+    (True, 32.0, 5.0)
+    """
+    leaves, flags, structure = gradients_in(grads, mask)
+    inverse = 1.0 / scale_of(state)
+    finite, amax, norm, peaks = read(leaves, flags, inverse, axes_of(axis_name))
+    return Reading(finite, amax, norm, jax.tree.unflatten(structure, list(peaks)))
+
+
+def all_finite(tree: Any, *, axis_name: AxisName = None, mask: Mask = None) -> Any:
+    """Return bool[]: every element of every leaf is finite, on every device.
+
+    >>> bool(all_finite({"w": jnp.array([1.0, jnp.inf])}))
+    False
+    """
+    return observe(tree, axis_name=axis_name, mask=mask).finite
+
+
+def read(
+    leaves: Sequence[Any], flags: Sequence[bool], inverse: jax.Array, axes: Axes
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Read the flagged leaves once.
+
+    Args:
+        leaves: float[...] each.
+        flags: Which of them to read.
+        inverse: f32[], by which a gradient is multiplied to unscale it.
+        axes: Over which all agree.
+
+    Returns:
+        finite bool[], amax f32[], norm f32[], and f32[n] with each leaf's peak.
+    """
+    finite = jnp.asarray(True)
+    small = large = jnp.float32(0.0)
+    # What is not read stands first and counts as 0.
+    order = [place for place, flag in enumerate(flags) if not flag]
+    peaks = [jnp.zeros(len(order), jnp.float32)]
+    wanted = [(place, leaf) for place, leaf in enumerate(leaves) if flags[place]]
+    # With one device, or where every device sees its own part, nothing is sharded.
+    together = bool(axes.names) or jax.device_count() == 1
+    for places, facts in sweep(
+        wanted, inverse, SHIFT, axes.differing, together=together
+    ):
+        facts = _agreed(facts, axes)
+        peak = facts.peak()
+        # Rounding is monotonic: what the largest magnitude survives, all survive.
+        finite &= jnp.isfinite(peak * inverse).all()
+        small += facts.small.sum().astype(jnp.float32)
+        large += facts.large.sum().astype(jnp.float32)
+        order += places
+        peaks.append(_as_f32(peak))
+    in_order = jnp.concatenate(peaks)[np.argsort(order)]
+    return finite, jnp.max(in_order, initial=0.0), _norm(small, large), in_order
+
+
+def _agreed(facts: Facts, axes: Axes) -> Facts:
+    """Return the facts of all devices: the largest peak, the sums over shards."""
+    if not axes.names:
+        return facts
+    shards = tuple(axes.differing(facts.small))
+    bits = lax.pmax(facts.bits, axes.names)
+    if not shards:
+        return facts._replace(bits=bits)
+    return Facts(bits, lax.psum(facts.small, shards), lax.psum(facts.large, shards))
+
+
+def _as_f32(peak: jax.Array) -> jax.Array:
+    """Return peaks as f32; a finite f64 beyond its range becomes the largest f32."""
+    held = jnp.where(jnp.isfinite(peak), jnp.minimum(peak, LARGEST_F32), peak)
+    return held.astype(jnp.float32)
+
+
+def _norm(small: jax.Array, large: jax.Array) -> jax.Array:
+    """Return the root of the sum that did not overflow."""
+    overflown = ~(small < jnp.inf)
+    squares = jnp.where(overflown, large, small)
+    # The root's slope at 0 is infinite: the other branch keeps gradients finite.
+    positive = jnp.where(squares > 0.0, squares, 1.0)
+    root = jnp.where(squares > 0.0, jnp.sqrt(positive), squares)
+    return root * jnp.where(overflown, SHIFT, 1.0 / SHIFT)

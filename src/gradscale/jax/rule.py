@@ -1,0 +1,109 @@
+"""Scale, unscale, and the move from one state to the next."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradscale.core.ops import RuleOps
+from gradscale.core.policies import Policy
+from gradscale.core.state import Observed
+from gradscale.jax.carrier import scale_of
+from gradscale.jax.leaves import Mask, gradients_in, wide
+from gradscale.jax.reading import Reading
+
+
+def _scalar(value: float | int, like: Any) -> jax.Array:
+    return jnp.asarray(value, jnp.float32 if isinstance(value, float) else jnp.int32)
+
+
+JAX = RuleOps(where=jnp.where, scalar=_scalar)
+
+
+def scale(loss: Any, state: Any) -> Any:
+    """Multiply a loss, or a tree of losses, by the scale. In f32 at least.
+
+    Args:
+        loss: float[...] leaves. An f16 loss can take no scale above 2^15: return an
+            f32 one from the model, as `Precision(...).cast_to_output` does.
+        state: A policy's state, the state of an optimizer with `loss_scaled` in it,
+            or a number.
+
+    >>> float(scale(jnp.float16(3.0), 65536.0))
+    196608.0
+    """
+    factor = scale_of(state)
+    return jax.tree.map(lambda leaf: wide(leaf) * factor, loss)
+
+
+def unscale(grads: Any, state: Any, *, mask: Mask = None) -> Any:
+    """Divide gradients by the scale that multiplied the loss, in f32 at least.
+
+    The cast comes first, so that nothing underflows on the way: what f16 held is
+    held, exactly if the scale is a power of two.
+
+    Args:
+        grads: A tree of floats; None in it stands for what is not trained.
+        state: What held the scale when the loss was multiplied.
+        mask: True for scaled gradients; leaves where it is False are returned as
+            they are.
+
+    Raises:
+        GradientError: A leaf is an integer or float0.
+
+    >>> float(unscale(jnp.float16(2.0), 65536.0)) == 2.0**-15
+    True
+    """
+    leaves, flags, structure = gradients_in(grads, mask)
+    inverse = 1.0 / scale_of(state)
+    return jax.tree.unflatten(structure, multiplied(leaves, flags, inverse))
+
+
+def multiplied(leaves: list[Any], flags: list[bool], *factors: jax.Array) -> list[Any]:
+    """Return the flagged leaves, in f32 at least, times each factor in turn."""
+    out = list(leaves)
+    for place, leaf in enumerate(leaves):
+        if flags[place]:
+            out[place] = wide(leaf)
+            for factor in factors:
+                out[place] = out[place] * factor
+    return out
+
+
+def update(policy: Policy, state: Any, seen: Reading | Observed | Any) -> Any:
+    """Return the policy's state after one step.
+
+    Args:
+        policy: Its rule moves the state.
+        state: As `init(policy)` or an earlier call returned it.
+        seen: What `observe` returned, an `Observed`, or just bool[]: all was finite.
+
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import init
+    >>> policy = DynamicScale(init_scale=8.0, growth_interval=1)
+    >>> float(update(policy, init(policy), True).scale)
+    16.0
+    """
+    if isinstance(seen, Reading):
+        seen = seen.observed()
+    if not isinstance(seen, Observed):
+        seen = Observed(jnp.asarray(seen), jnp.float32(0.0), jnp.asarray(True))
+    return policy.next_state(state, seen, JAX.where)
+
+
+def select(applied: Any, new: Any, old: Any) -> Any:
+    """Return the new tree if the step is applied, else the old one, in its dtypes.
+
+    >>> select(jnp.array(False), {"w": jnp.ones(1)}, {"w": jnp.zeros(1)})["w"].item()
+    0.0
+    """
+    return jax.tree.map(functools.partial(_selected, applied), new, old)
+
+
+def _selected(applied: Any, new: Any, old: Any) -> Any:
+    new, old = jnp.asarray(new), jnp.asarray(old)
+    # No cast where none is needed: PRNG keys have no other dtype.
+    return jnp.where(
+        applied, new if new.dtype == old.dtype else new.astype(old.dtype), old
+    )
