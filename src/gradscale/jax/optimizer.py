@@ -89,37 +89,46 @@ def loss_scaled(
         updates, moved = inner.update(
             unscaled, state.inner, _widened(params), **extra_args
         )
-        value = extra_args.get("value")
-        loss_finite = jnp.isfinite(0.0 if value is None else value).all()
-        loss_finite = all_agree(loss_finite, axis_name)
-        rule = update(policy, state.rule, Observed(applied, amax, loss_finite))
-        skipped = (~applied).astype(jnp.int32)
-        return jax.tree.map(
-            lambda u: jnp.where(applied, u, 0), updates
-        ), LossScaledState(
-            rule=rule,
-            applied_steps=state.applied_steps + 1 - skipped,
-            skipped_steps=state.skipped_steps + skipped,
-            retried_steps=state.retried_steps,
-            last=LastStep(
-                step=state.last.step + 1,
-                # A sum, so that it has a buffer of its own when the scale stays.
-                used=state.rule.scale + 0.0,
-                applied=applied,
-                finite=finite,
-                loss_finite=loss_finite,
-                norm_finite=norm_finite,
-                calibrated=state.applied_steps > 0,
-                grown=(state.rule.scale > state.last.used) & (state.last.step > 0),
-                floor_steps=_floor_steps(policy, state, applied),
-                amax=amax,
-                grad_norm=norm,
-                peaks=peaks,
-            ),
-            inner=select(applied, moved, state.inner),
+        updates = jax.tree.map(lambda u: jnp.where(applied, u, 0), updates)
+        seen = LastStep(
+            step=state.last.step + 1,
+            used=state.rule.scale,
+            applied=applied,
+            finite=finite,
+            loss_finite=all_agree(_finite_loss(extra_args.get("value")), axis_name),
+            norm_finite=norm_finite,
+            calibrated=state.applied_steps > 0,
+            grown=(state.rule.scale > state.last.used) & (state.last.step > 0),
+            floor_steps=_floor_steps(policy, state, applied),
+            amax=amax,
+            grad_norm=norm,
+            peaks=peaks,
         )
+        inner_state = select(applied, moved, state.inner)
+        return updates, _advanced(policy, state, seen, inner_state)
 
     return optax.GradientTransformationExtraArgs(init, step)
+
+
+def _advanced(
+    policy: Policy, state: LossScaledState, seen: LastStep, inner: Any
+) -> LossScaledState:
+    """Return the state after a step, the scale moved and the step counted."""
+    observed = Observed(seen.applied, seen.amax, seen.loss_finite)
+    applied = seen.applied.astype(jnp.int32)
+    return LossScaledState(
+        rule=update(policy, state.rule, observed),
+        applied_steps=state.applied_steps + applied,
+        skipped_steps=state.skipped_steps + 1 - applied,
+        retried_steps=state.retried_steps,
+        last=LastStep(*map(_in_place, seen, state.last)),
+        inner=inner,
+    )
+
+
+def _finite_loss(value: Any) -> jax.Array:
+    """Return bool[]: the loss is finite, or nobody passed it."""
+    return jnp.isfinite(0.0 if value is None else value).all()
 
 
 def _widened(params: Any) -> Any:
@@ -138,6 +147,16 @@ def _clip(norm: jax.Array, max_norm: float | None) -> list[jax.Array]:
     if max_norm is None:
         return []
     return [jnp.where(norm > max_norm, max_norm / norm, 1.0)]
+
+
+def _in_place(new: jax.Array, old: jax.Array) -> jax.Array:
+    """Return the new value in a way that names the old one.
+
+    A value that is never read is not donated. Its successor would have another address
+    in each step, and XLA would record its command buffers anew every time: 3 ms a
+    step for 1.56 B parameters on an H200.
+    """
+    return jnp.where(True, new, old)
 
 
 def _floor_steps(

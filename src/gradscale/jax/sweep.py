@@ -65,20 +65,33 @@ def sweep(
         The places of some arrays, and their facts, as many of each.
     """
     reduced = _together if together else _apart
-    groups = defaultdict(list)
+    small, large = _grouped(leaves, kind)
+    for places, arrays in small:
+        facts = _elements(jnp.stack(arrays), inverse, shift)
+        yield places, reduced(tuple(range(1, facts.bits.ndim)), facts)
+    for places, arrays in large:
+        axes = _own_axes(arrays[0].shape, together)
+        parts = [reduced(axes, _elements(a, inverse, shift)) for a in arrays]
+        facts = Facts(*map(jnp.stack, zip(*parts, strict=True)))
+        yield places, reduced(tuple(range(1, facts.bits.ndim)), facts)
+
+
+Group = tuple[list[int], list[jax.Array]]
+
+
+def _grouped(
+    leaves: Sequence[tuple[int, Any]], kind: Callable[[jax.Array], Any]
+) -> tuple[list[Group], list[Group]]:
+    """Return arrays of equal shape, dtype and kind: the small ones, the large ones."""
+    groups: dict[Any, Group] = defaultdict(lambda: ([], []))
     for place, leaf in leaves:
-        facts = _elements(wide(leaf), inverse, shift)
-        if facts.bits.size > SMALL:
-            facts = reduced(_first_axes(facts.bits.shape, together), facts)
-        key = (facts.bits.shape, facts.bits.dtype, kind(leaf))
-        groups[key].append((place, facts))
-    for members in groups.values():
-        stacked = Facts(*map(jnp.stack, zip(*(f for _, f in members), strict=True)))
-        axes = tuple(range(1, stacked.bits.ndim))
-        yield (
-            [place for place, _ in members],
-            reduced(axes, stacked) if axes else stacked,
-        )
+        array = wide(leaf)
+        places, arrays = groups[array.shape, array.dtype, kind(array)]
+        places.append(place)
+        arrays.append(array)
+    found = list(groups.values())
+    small = [group for group in found if group[1][0].size <= SMALL]
+    return small, [group for group in found if group[1][0].size > SMALL]
 
 
 def _elements(values: jax.Array, inverse: jax.Array, shift: float) -> Facts:
@@ -100,7 +113,7 @@ def _magnitude_bits(values: jax.Array) -> jax.Array:
     return bits & jnp.iinfo(signed).max
 
 
-def _first_axes(shape: tuple[int, ...], together: bool) -> tuple[int, ...]:
+def _own_axes(shape: tuple[int, ...], together: bool) -> tuple[int, ...]:
     """Return the axes over which a large array is reduced by itself."""
     # Rows are one kernel, a whole array is two; and rows of arrays of one shape can be
     # finished together: benchmarks/results/jax_h200.json.
@@ -116,7 +129,7 @@ def _apart(axes: tuple[int, ...], facts: Facts) -> Facts:
 
 def _together(axes: tuple[int, ...], facts: Facts) -> Facts:
     """Do what `_apart` does in one reduction."""
-    return Facts(*_reduced(axes, *facts))
+    return Facts(*_reduced(axes, *facts)) if axes else facts
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
