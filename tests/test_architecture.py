@@ -126,6 +126,7 @@ def parsed(path):
         ("torch", "from gradscale.jax import scaler"),
         ("torch", "import gradscale.cli"),
         ("jax", "import torch.amp"),
+        ("jax", "import equinox"),
         ("report", "from gradscale.torch import GradScaler"),
         ("demo", "from gradscale.report import figures"),
         ("", "from gradscale.torch import GradScaler"),
@@ -229,6 +230,10 @@ def test_the_core_loads_only_the_standard_library(module):
 
 def test_the_torch_room_loads_only_torch():
     assert loaded_by("import gradscale.torch", after="import torch") == {"gradscale"}
+
+
+def test_the_jax_room_loads_only_jax():
+    assert loaded_by("import gradscale.jax", after="import jax") == {"gradscale"}
 
 
 WITHOUT_NUMPY = """

@@ -28,6 +28,18 @@ WITH_EXAMPLES = [
     "gradscale.core.outcome",
     "gradscale.core.policies",
     "gradscale.core.verdicts",
+    "gradscale.jax",
+    "gradscale.jax.accumulation",
+    "gradscale.jax.attempts",
+    "gradscale.jax.carrier",
+    "gradscale.jax.culprits",
+    "gradscale.jax.differentiation",
+    "gradscale.jax.flax",
+    "gradscale.jax.jmp",
+    "gradscale.jax.optimizer",
+    "gradscale.jax.precision",
+    "gradscale.jax.reading",
+    "gradscale.jax.rule",
     "gradscale.torch.scaler",
 ]
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from gradscale.jax.attempts import retried_value_and_grad
 from gradscale.jax.carrier import (
-    LastStep,
     LossScaledState,
     current_scale,
     init,
@@ -20,6 +19,7 @@ from gradscale.jax.carrier import (
 )
 from gradscale.jax.culprits import culprits
 from gradscale.jax.differentiation import scaled_value_and_grad, value_and_grad
+from gradscale.jax.last_step import LastStep
 from gradscale.jax.precision import Precision
 from gradscale.jax.reading import Reading, all_finite, observe
 from gradscale.jax.rule import JAX, scale, select, unscale, update

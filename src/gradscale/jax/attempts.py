@@ -1,6 +1,7 @@
 """The same batch again at a lower scale, inside the graph."""
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,11 @@ from gradscale.core.state import FixedState, Observed, ScaleState
 from gradscale.errors import ConfigError
 from gradscale.jax.axes import AxisName, all_agree
 from gradscale.jax.carrier import LossScaledState, only_state, replaced
-from gradscale.jax.differentiation import Differentiate, scaled_value_and_grad
+from gradscale.jax.differentiation import (
+    Differentiate,
+    scaled_value_and_grad,
+    with_own_signature,
+)
 from gradscale.jax.leaves import Mask
 from gradscale.jax.reading import observe
 from gradscale.jax.rule import update
@@ -58,11 +63,14 @@ def retried_value_and_grad(
     The last attempt is left to be judged by `update`, as any other step.
 
     Args:
-        fun, argnums, has_aux, using: As in `value_and_grad`.
+        fun, argnums, has_aux: As in `value_and_grad`.
         policy: Its rule lowers the scale.
         retries: How often to try again, at most.
         axis_name: Axes over which all devices must agree to try again.
         mask: True for scaled gradients; see `observe`.
+        using: `jax.value_and_grad` or `eqx.filter_value_and_grad`. A module of nnx
+            changes in place, which a loop cannot: pass what `nnx.split` returned, and
+            merge it inside `fun`.
 
     Returns:
         A function of the state of an optimizer with `loss_scaled` in it, or of a
@@ -90,7 +98,9 @@ def retried_value_and_grad(
     scaled = scaled_value_and_grad(fun, argnums, has_aux, using=using)
 
     @functools.wraps(fun)
-    def differentiated(carrier: Any, *args: Any, **kwargs: Any) -> Any:
+    def differentiated(carrier: Any, /, *args: Any, **kwargs: Any) -> Any:
+        _check_functional(args, kwargs)
+
         def attempt(made: _Attempt) -> _Attempt:
             value, grads = scaled(made.rule, *args, **kwargs)
             seen = observe(grads, made.rule, axis_name=axis_name, mask=mask)
@@ -111,7 +121,7 @@ def retried_value_and_grad(
         value, grads = done.result
         return value, grads, _with_rule(carrier, done.rule, done.number - 1)
 
-    return differentiated
+    return with_own_signature(differentiated)
 
 
 def rule_of(carrier: Any) -> Any:
@@ -121,10 +131,25 @@ def rule_of(carrier: Any) -> Any:
     return only_state(carrier).rule
 
 
+def _check_functional(args: Any, kwargs: Any) -> None:
+    # Looked up, not imported: whoever has a module has loaded its library.
+    nnx = sys.modules.get("flax.nnx")
+    for given in (*args, *kwargs.values()):
+        if nnx is not None and isinstance(given, nnx.Module):
+            raise ConfigError(
+                f"retried_value_and_grad was given a {type(given).__name__}, which is "
+                "a module of nnx. It would be changed in place inside a loop that may "
+                "run several times. Pass the state that nnx.split(model) returned, and "
+                "merge it inside the function.",
+                code="GS101",
+            )
+
+
 def _with_rule(carrier: Any, rule: Any, retried: jax.Array) -> Any:
     """Return the carrier with another rule's state, and the attempts counted."""
     if isinstance(carrier, (FixedState, ScaleState)):
         return rule
     state: LossScaledState = only_state(carrier)
-    counted = state.retried_steps + retried
-    return replaced(carrier, state._replace(rule=rule, retried_steps=counted))
+    counted = state.counted
+    counts = jnp.stack(counted._replace(retried=counted.retried + retried))
+    return replaced(carrier, state._replace(rule=rule, counts=counts))

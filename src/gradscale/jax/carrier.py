@@ -8,83 +8,55 @@ import numpy as np
 
 from gradscale.core.policies import Policy
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.core.verdicts import StepRecord, Verdict, classify
+from gradscale.core.verdicts import Verdict
 from gradscale.errors import ConfigError, ScaleCollapsed, StateError
+from gradscale.jax.last_step import HEAD, Counts, LastStep, unpacked
 
 # The inverse of a larger scale is subnormal, and XLA flushes subnormals on the CPU.
 HIGHEST_SCALE = 2.0**126
 
 
-class LastStep(NamedTuple):
-    """What became of the last step: arrays, also under `jit`; verdict on the host.
-
-    Attributes:
-        step: i32[], which update this was, counted from 1.
-        used: f32[], the scale that multiplied the loss.
-        applied: bool[], the step was taken.
-        finite: bool[], every gradient was finite and stayed so when unscaled.
-        loss_finite: bool[], the loss was finite, if it was passed as `value`.
-        norm_finite: bool[], the norm, if the step clips by it, is a usable f32.
-        calibrated: bool[], a step had been applied before this one.
-        grown: bool[], the scale had been raised by the step before this one.
-        floor_steps: i32[], steps in a row, this one included, that were not finite at
-            the lowest scale.
-        amax: f32[], the largest magnitude among the scaled gradients.
-        grad_norm: f32[], the norm of the unscaled gradients before clipping.
-        peaks: f32[n], the largest magnitude of each leaf; see `culprits`.
-    """
-
-    step: jax.Array
-    used: jax.Array
-    applied: jax.Array
-    finite: jax.Array
-    loss_finite: jax.Array
-    norm_finite: jax.Array
-    calibrated: jax.Array
-    grown: jax.Array
-    floor_steps: jax.Array
-    amax: jax.Array
-    grad_norm: jax.Array
-    peaks: jax.Array
-
-    # Not a field, so that optax.tree.get(opt_state, "scale") finds one scale only.
-    @property
-    def scale(self) -> jax.Array:
-        """The scale that multiplied the loss."""
-        return self.used
-
-    @property
-    def record(self) -> StepRecord:
-        """All facts of the step on the host. Waits for the device."""
-        facts = self._asdict()
-        facts["scale"] = facts.pop("used")
-        del facts["peaks"]
-        return StepRecord(**{name: _array(v).item() for name, v in facts.items()})
-
-    @property
-    def verdict(self) -> Verdict:
-        """What the step's facts mean. Waits for the device."""
-        return classify(self.record)
-
-
 class LossScaledState(NamedTuple):
     """The state of `loss_scaled`: arrays only, and those of the wrapped transform.
 
+    Few arrays, because each costs the host some microseconds a step.
+
     Attributes:
         rule: The policy's state; its first field is the scale for the next loss.
-        applied_steps: i32[], steps taken.
-        skipped_steps: i32[], steps left out because something was not finite.
-        retried_steps: i32[], attempts that were repeated at a lower scale.
-        last: What became of the last step.
+        counts: i32[4], the fields of `Counts`.
+        facts: f32[9 + n], what the last step showed; read it through `last`.
         inner: The state of the wrapped transform, as of the last applied step.
     """
 
     rule: FixedState | ScaleState
-    applied_steps: jax.Array
-    skipped_steps: jax.Array
-    retried_steps: jax.Array
-    last: LastStep
+    counts: jax.Array
+    facts: jax.Array
     inner: Any
+
+    @property
+    def counted(self) -> Counts:
+        """The counts by name."""
+        return Counts(*jnp.moveaxis(_array(self.counts), -1, 0))
+
+    @property
+    def applied_steps(self) -> jax.Array:
+        """i32[], steps taken."""
+        return self.counted.applied
+
+    @property
+    def skipped_steps(self) -> jax.Array:
+        """i32[], steps left out because something was not finite."""
+        return self.counted.skipped
+
+    @property
+    def retried_steps(self) -> jax.Array:
+        """i32[], attempts that were repeated at a lower scale."""
+        return self.counted.retried
+
+    @property
+    def last(self) -> LastStep:
+        """What became of the last step."""
+        return unpacked(_array(self.facts), self.counted)
 
 
 def scale_of(carrier: Any) -> jax.Array:
@@ -115,7 +87,7 @@ def last(opt_state: Any) -> LastStep:
     Raises:
         StateError: There is no `loss_scaled` in the state, or more than one.
     """
-    return LastStep(*map(_array, only_state(opt_state).last))
+    return only_state(opt_state).last
 
 
 def raise_if_collapsed(opt_state: Any) -> None:
@@ -184,35 +156,10 @@ def _array(value: Any) -> jax.Array:
 
 def first_state(policy: Policy, leaves: int, inner: Any) -> LossScaledState:
     """Return the state before the first step, every array a buffer of its own."""
-
-    def flag(value: bool) -> jax.Array:
-        return jnp.array(value)
-
-    def count() -> jax.Array:
-        return jnp.array(0, jnp.int32)
-
-    def number() -> jax.Array:
-        return jnp.array(0.0, jnp.float32)
-
     return LossScaledState(
         rule=init(policy),
-        applied_steps=count(),
-        skipped_steps=count(),
-        retried_steps=count(),
-        last=LastStep(
-            step=count(),
-            used=number(),
-            applied=flag(False),
-            finite=flag(True),
-            loss_finite=flag(True),
-            norm_finite=flag(True),
-            calibrated=flag(False),
-            grown=flag(False),
-            floor_steps=count(),
-            amax=number(),
-            grad_norm=number(),
-            peaks=jnp.zeros(leaves, jnp.float32),
-        ),
+        counts=jnp.zeros(len(Counts._fields), jnp.int32),
+        facts=jnp.zeros(HEAD + leaves, jnp.float32),
         inner=inner,
     )
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradscale.errors import ConfigError
-from gradscale.jax.carrier import LastStep
+from gradscale.jax.last_step import LastStep
 from gradscale.jax.names import leaf_names
 from gradscale.jax.reading import Reading
 

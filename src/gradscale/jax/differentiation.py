@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.errors import OrderError
@@ -53,12 +54,12 @@ def value_and_grad(
     scaled = scaled_value_and_grad(fun, argnums, has_aux, using=using)
 
     @functools.wraps(fun)
-    def differentiated(state: Any, *args: Any, **kwargs: Any) -> Any:
+    def differentiated(state: Any, /, *args: Any, **kwargs: Any) -> Any:
         _check_bare(state)
         value, grads = scaled(state, *args, **kwargs)
         return value, unscale(grads, state, mask=mask)
 
-    return differentiated
+    return with_own_signature(differentiated)
 
 
 def scaled_value_and_grad(
@@ -88,7 +89,7 @@ def scaled_value_and_grad(
     where = {} if argnums == 0 else {"argnums": argnums}
 
     @functools.wraps(fun)
-    def differentiated(carrier: Any, *args: Any, **kwargs: Any) -> Any:
+    def differentiated(carrier: Any, /, *args: Any, **kwargs: Any) -> Any:
         factor = scale_of(carrier)
 
         # The loss itself rides along: dividing it out again could round or overflow.
@@ -99,11 +100,20 @@ def scaled_value_and_grad(
         (_, value), grads = using(scaled_loss, has_aux=True, **where)(*args, **kwargs)
         return value, grads
 
-    return differentiated
+    return with_own_signature(differentiated)
+
+
+def with_own_signature(wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a wrapper that no longer claims the signature of what it wraps.
+
+    It takes one argument more, and `jax.jit` counts static_argnames by signature.
+    """
+    del wrapper.__wrapped__  # type: ignore[attr-defined]  # set by functools.wraps
+    return wrapper
 
 
 def _check_bare(state: Any) -> None:
-    kinds = (FixedState, ScaleState, int, float, jax.Array)
+    kinds = (FixedState, ScaleState, int, float, jax.Array, np.ndarray, np.generic)
     if not isinstance(state, kinds):
         raise OrderError(
             f"value_and_grad was given a {type(state).__name__} to take the scale "

@@ -21,9 +21,8 @@ from flax import struct
 
 from gradscale.core import policies
 from gradscale.core.state import Observed, ScaleState
-from gradscale.errors import GradientError
 from gradscale.jax.jmp import all_finite
-from gradscale.jax.names import path_name
+from gradscale.jax.leaves import gradients_in, wide
 
 __all__ = ["DynamicScale", "DynamicScaleResult"]
 
@@ -125,9 +124,8 @@ class DynamicScale(struct.PyTreeNode):
             (_, (loss, aux)), grad = differentiate(*args, **kwargs)
             ceiling = _ceiling(loss)
             scale = self._scale_within(ceiling)
-            grad = jax.tree_util.tree_map_with_path(
-                lambda path, leaf: _widened(path, leaf) / scale, grad
-            )
+            leaves, _, structure = gradients_in(grad)
+            grad = jax.tree.unflatten(structure, [wide(g) / scale for g in leaves])
             if axis_name is not None:
                 grad = jax.lax.pmean(grad, axis_name)
             finite = all_finite(grad)
@@ -167,16 +165,3 @@ def _ceiling(loss: Any) -> float:
     """
     largest = 2.0 ** (jnp.finfo(jnp.result_type(loss)).maxexp - 1)
     return min(largest, policies.DynamicScale.max_scale)
-
-
-def _widened(path: Any, grad: Any) -> jax.Array:
-    """Return the gradient as f32 or wider; an f8 would not become so by itself."""
-    if not jnp.issubdtype(grad.dtype, jnp.inexact):
-        raise GradientError(
-            f"The gradient of {path_name(path)} is float0, because the leaf is an "
-            "integer or a boolean. There is nothing to unscale, and no step can follow "
-            "such a gradient. Differentiate with respect to floating-point leaves, and "
-            "pass all others in another argument.",
-            code="GS106",
-        )
-    return grad.astype(jnp.float32) if grad.dtype.itemsize < 4 else grad

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
 from gradscale.errors import ConfigError, GradientError
@@ -33,7 +34,9 @@ def chosen(tree: Any, mask: Mask) -> list[bool]:
     """
     if mask is None:
         return [True] * len(jax.tree.leaves(tree))
-    made = mask(tree) if callable(mask) else mask
+    # A module of equinox can be called too; a function is a leaf, a module is not.
+    makes = callable(mask) and jax.tree_util.all_leaves([mask])
+    made = mask(tree) if makes else mask
     try:
         flags = jax.tree.leaves(jax.tree.broadcast(made, tree))
     except ValueError as error:
@@ -43,7 +46,7 @@ def chosen(tree: Any, mask: Mask) -> list[bool]:
             "part of it. Pass a tree of True and False, or a function that makes one.",
             code="GS101",
         ) from error
-    strange = [flag for flag in flags if not isinstance(flag, bool)]
+    strange = [flag for flag in flags if not isinstance(flag, (bool, np.bool_))]
     if strange:
         raise ConfigError(
             f"mask has a leaf {strange[0]!r} of type {type(strange[0]).__name__}. What "
@@ -51,7 +54,7 @@ def chosen(tree: Any, mask: Mask) -> list[bool]:
             "scaled gradient and False for a leaf to leave alone.",
             code="GS101",
         )
-    return flags
+    return [bool(flag) for flag in flags]
 
 
 def gradients_in(tree: Any, mask: Mask = None) -> tuple[list[Any], list[bool], Any]:

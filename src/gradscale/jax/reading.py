@@ -100,8 +100,10 @@ def read(
     order = [place for place, flag in enumerate(flags) if not flag]
     peaks = [jnp.zeros(len(order), jnp.float32)]
     wanted = [(place, leaf) for place, leaf in enumerate(leaves) if flags[place]]
-    # With one device, or where every device sees its own part, nothing is sharded.
-    together = bool(axes.names) or jax.device_count() == 1
+    # With one device, or where every device sees its own part, nothing is sharded. On
+    # the CPU a reduction of several arrays adds one by one, and loses digits.
+    unsharded = bool(axes.names) or jax.device_count() == 1
+    together = unsharded and jax.default_backend() == "gpu"
     for places, facts in sweep(
         wanted, inverse, SHIFT, axes.differing, together=together
     ):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradscale.core.ops import RuleOps
 from gradscale.core.policies import Policy
 from gradscale.core.state import Observed
+from gradscale.errors import GradientError
 from gradscale.jax.carrier import scale_of
 from gradscale.jax.leaves import Mask, gradients_in, wide
 from gradscale.jax.reading import Reading
@@ -30,10 +31,20 @@ def scale(loss: Any, state: Any) -> Any:
         state: A policy's state, the state of an optimizer with `loss_scaled` in it,
             or a number.
 
+    Raises:
+        GradientError: The loss is an integer.
+
     >>> float(scale(jnp.float16(3.0), 65536.0))
     196608.0
     """
     factor = scale_of(state)
+    for leaf in jax.tree.leaves(loss):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.inexact):
+            raise GradientError(
+                f"The loss is {jnp.result_type(leaf)}. It carries no derivative, so "
+                "every gradient would be 0. Return a floating-point loss.",
+                code="GS106",
+            )
     return jax.tree.map(lambda leaf: wide(leaf) * factor, loss)
 
 

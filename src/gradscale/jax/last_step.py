@@ -1,0 +1,97 @@
+"""What became of the last step, as arrays that a state can hold."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradscale.core.verdicts import StepRecord, Verdict, classify
+
+
+class LastStep(NamedTuple):
+    """What became of the last step: arrays, also under `jit`; verdict on the host.
+
+    Attributes:
+        step: i32[], which update this was, counted from 1.
+        scale: f32[], the scale that multiplied the loss.
+        applied: bool[], the step was taken.
+        finite: bool[], every gradient was finite and stayed so when unscaled.
+        loss_finite: bool[], the loss was finite, if it was passed as `value`.
+        norm_finite: bool[], the norm, if the step clips by it, is a usable f32.
+        calibrated: bool[], a step had been applied before this one.
+        grown: bool[], the scale had been raised by the step before this one.
+        floor_steps: i32[], steps in a row, this one included, that were not finite at
+            the lowest scale.
+        amax: f32[], the largest magnitude among the scaled gradients.
+        grad_norm: f32[], the norm of the unscaled gradients before clipping.
+        peaks: f32[n], the largest magnitude of each leaf; see `culprits`.
+    """
+
+    step: jax.Array
+    scale: jax.Array
+    applied: jax.Array
+    finite: jax.Array
+    loss_finite: jax.Array
+    norm_finite: jax.Array
+    calibrated: jax.Array
+    grown: jax.Array
+    floor_steps: jax.Array
+    amax: jax.Array
+    grad_norm: jax.Array
+    peaks: jax.Array
+
+    @property
+    def record(self) -> StepRecord:
+        """All facts of the step on the host. Waits for the device."""
+        facts = jax.device_get(self._asdict())
+        del facts["peaks"]
+        return StepRecord(**{name: value.item() for name, value in facts.items()})
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the step's facts mean. Waits for the device."""
+        return classify(self.record)
+
+
+class Counts(NamedTuple):
+    """How many steps; one array in the state.
+
+    Attributes:
+        applied: i32[], steps taken.
+        skipped: i32[], steps left out because something was not finite.
+        retried: i32[], attempts that were repeated at a lower scale.
+        at_floor: i32[], steps in a row that were not finite at the lowest scale.
+    """
+
+    applied: jax.Array
+    skipped: jax.Array
+    retried: jax.Array
+    at_floor: jax.Array
+
+
+# The facts of a step that stand before the peaks, and which of them are flags.
+_FLAGS = ("applied", "finite", "loss_finite", "norm_finite", "calibrated", "grown")
+_FIGURES = ("scale", "amax", "grad_norm")
+
+
+HEAD = len(_FLAGS) + len(_FIGURES)
+
+
+def packed(step: LastStep) -> jax.Array:
+    """Return f32[9 + n]: what a step showed, as one array."""
+    facts = [getattr(step, name) for name in (*_FLAGS, *_FIGURES)]
+    head = jnp.stack([jnp.asarray(fact, jnp.float32) for fact in facts])
+    return jnp.concatenate([head, step.peaks])
+
+
+def unpacked(facts: jax.Array, counts: Counts) -> LastStep:
+    """Return what was packed; the leading axes of an ensemble stay."""
+    flags = {name: facts[..., i] > 0.0 for i, name in enumerate(_FLAGS)}
+    figures = {name: facts[..., len(_FLAGS) + i] for i, name in enumerate(_FIGURES)}
+    return LastStep(
+        step=counts.applied + counts.skipped,
+        floor_steps=counts.at_floor,
+        peaks=facts[..., HEAD:],
+        **flags,
+        **figures,
+    )
