@@ -26,6 +26,7 @@ format: .venv/.dev
 bench: .venv/.dev
 	$(PY) -m benchmarks.bench_step --out benchmarks/results/step_cpu.json
 	$(PY) -m benchmarks.bench_defects --out benchmarks/results/defects.json
+	$(PY) -m benchmarks.bench_jax_defects --out benchmarks/results/jax_defects.json
 
 docs: .venv/.dev
 	$(PY) -m docs.render

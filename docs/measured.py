@@ -46,6 +46,40 @@ def _by_set(record: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     return sets
 
 
+# On a GPU only: a CPU has neither kernels nor a time of its own.
+JAX_FIGURES = (
+    ("all kernels together", "device_ms", " ms"),
+    ("a step, host included", "p50", " ms"),
+    ("number of kernels", "kernels", ""),
+)
+
+
+def jax_table() -> str:
+    """Return the time of a compiled JAX update, a row a set of arrays."""
+    lines = [
+        "| compiled update | clip and AdamW, no scaling | flax way | gradscale |",
+        "|---|---|---|---|",
+    ]
+    for file in sorted(RESULTS.glob("jax_update_*.json")):
+        record = json.loads(file.read_text())
+        for name, rows in _by_set(record).items():
+            for what, field, unit in JAX_FIGURES:
+                figures = " | ".join(f"{r[field]:.4g}{unit}" for r in rows.values())
+                lines.append(f"| {name}, {record['device']}, {what} | {figures} |")
+    return "\n".join(lines)
+
+
+def jax_defects_table() -> str:
+    """Return what each scaler of JAX does right, a row a behaviour."""
+    record = json.loads((RESULTS / "jax_defects.json").read_text())
+    kinds = ("jmp", "flax", "MPX", "gradscale")
+    lines = [f"| | {' | '.join(kinds)} |", "|---|---|---|---|---|"]
+    for row in record["rows"]:
+        cells = " | ".join(_mark(row[kind], 1) for kind in kinds)
+        lines.append(f"| {row['behaviour']} | {cells} |")
+    return "\n".join(lines)
+
+
 # What costs people runs, for a page that must stay short.
 WORST = (
     "weights survive a scale that collapses",
@@ -78,6 +112,8 @@ def _mark(passed: int, variants: int) -> str:
 
 
 TABLES = {
+    "jax": jax_table,
+    "jax-defects": jax_defects_table,
     "step": step_table,
     "defects": defects_table,
     "defects-short": partial(defects_table, WORST),

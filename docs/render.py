@@ -10,7 +10,11 @@ from gradscale.core.catalogue import CATALOGUE, GIVEN, Entry
 
 ROOT = Path(__file__).parent.parent
 CODES = ROOT / "docs" / "codes.md"
-MEASURED = (ROOT / "README.md", ROOT / "docs" / "torch.md")
+MEASURED = (
+    ROOT / "README.md",
+    ROOT / "docs" / "torch.md",
+    ROOT / "docs" / "jax.md",
+)
 HEAD = f"""\
 # Codes
 

@@ -10,7 +10,7 @@ from gradscale.core.policies import Policy
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.core.verdicts import Verdict
 from gradscale.errors import ConfigError, ScaleCollapsed, StateError
-from gradscale.jax.last_step import HEAD, Counts, LastStep, unpacked
+from gradscale.jax.last_step import Counts, LastStep, before_the_first, packed, unpacked
 
 # The inverse of a larger scale is subnormal, and XLA flushes subnormals on the CPU.
 HIGHEST_SCALE = 2.0**126
@@ -159,7 +159,7 @@ def first_state(policy: Policy, leaves: int, inner: Any) -> LossScaledState:
     return LossScaledState(
         rule=init(policy),
         counts=jnp.zeros(len(Counts._fields), jnp.int32),
-        facts=jnp.zeros(HEAD + leaves, jnp.float32),
+        facts=packed(before_the_first(leaves)),
         inner=inner,
     )
 

@@ -53,6 +53,26 @@ class LastStep(NamedTuple):
         return classify(self.record)
 
 
+def before_the_first(leaves: int) -> LastStep:
+    """Return what is known before any step: nothing bad."""
+    no, yes = jnp.array(False), jnp.array(True)
+    none, zero = jnp.int32(0), jnp.float32(0.0)
+    return LastStep(
+        step=none,
+        scale=zero,
+        applied=no,
+        finite=yes,
+        loss_finite=yes,
+        norm_finite=yes,
+        calibrated=no,
+        grown=no,
+        floor_steps=none,
+        amax=zero,
+        grad_norm=zero,
+        peaks=jnp.zeros(leaves, jnp.float32),
+    )
+
+
 class Counts(NamedTuple):
     """How many steps; one array in the state.
 
@@ -74,9 +94,6 @@ _FLAGS = ("applied", "finite", "loss_finite", "norm_finite", "calibrated", "grow
 _FIGURES = ("scale", "amax", "grad_norm")
 
 
-HEAD = len(_FLAGS) + len(_FIGURES)
-
-
 def packed(step: LastStep) -> jax.Array:
     """Return f32[9 + n]: what a step showed, as one array."""
     facts = [getattr(step, name) for name in (*_FLAGS, *_FIGURES)]
@@ -91,7 +108,7 @@ def unpacked(facts: jax.Array, counts: Counts) -> LastStep:
     return LastStep(
         step=counts.applied + counts.skipped,
         floor_steps=counts.at_floor,
-        peaks=facts[..., HEAD:],
+        peaks=facts[..., len(_FLAGS) + len(_FIGURES) :],
         **flags,
         **figures,
     )

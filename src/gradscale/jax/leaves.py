@@ -40,8 +40,9 @@ def chosen(tree: Any, mask: Mask) -> list[bool]:
     try:
         flags = jax.tree.leaves(jax.tree.broadcast(made, tree))
     except ValueError as error:
+        reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
-            f"mask does not fit the gradients: {error}. It says of each leaf whether "
+            f"mask does not fit the gradients: {reason}. It says of each leaf whether "
             "it is a scaled gradient, so it must have their structure, or the upper "
             "part of it. Pass a tree of True and False, or a function that makes one.",
             code="GS101",

@@ -83,8 +83,8 @@ def loss_scaled(
         grads: Any, state: LossScaledState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, LossScaledState]:
         leaves, flags, structure = gradients_in(grads, mask)
-        same_places(grads, params)
         _check_number(len(leaves), state)
+        same_places(grads, params)
         inverse = 1.0 / state.rule.scale
         finite, amax, norm, peaks = read(leaves, flags, inverse, axes_of(axis_name))
         norm_finite = jnp.isfinite(norm) | (max_norm is None)

@@ -116,7 +116,7 @@ def _magnitude_bits(values: jax.Array) -> jax.Array:
 def _own_axes(shape: tuple[int, ...], together: bool) -> tuple[int, ...]:
     """Return the axes over which a large array is reduced by itself."""
     # Rows are one kernel, a whole array is two; and rows of arrays of one shape can be
-    # finished together: benchmarks/results/jax_h200.json.
+    # finished together: benchmarks/results/jax_update_h200.json.
     rows = together and len(shape) > 1 and shape[-1] >= LONG_ROW
     return (len(shape) - 1,) if rows else tuple(range(len(shape)))
 
