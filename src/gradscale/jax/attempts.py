@@ -12,7 +12,7 @@ from jax import lax
 from gradscale.core.policies import Policy
 from gradscale.core.state import FixedState, Observed, ScaleState
 from gradscale.errors import ConfigError
-from gradscale.jax.axes import AxisName, all_agree
+from gradscale.jax.axes import AxisName, all_agree, blank_of
 from gradscale.jax.carrier import LossScaledState, only_state, replaced
 from gradscale.jax.differentiation import (
     Differentiate,
@@ -114,8 +114,7 @@ def retried_value_and_grad(
             return _Attempt(made.number + 1, rule, again, (value, grads))
 
         rule = rule_of(carrier)
-        shapes = jax.eval_shape(lambda: scaled(rule, *args, **kwargs))
-        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        blank = blank_of(lambda: scaled(rule, *args, **kwargs))
         first = _Attempt(jnp.int32(0), rule, jnp.asarray(True), blank)
         done = lax.while_loop(lambda made: made.again, attempt, first)
         value, grads = done.result

@@ -1,5 +1,6 @@
 """Named axes: over which of them a value differs, and how all agree on it."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -40,6 +41,17 @@ def all_agree(flag: jax.Array, axis_name: AxisName) -> jax.Array:
     """Return bool[]: the flag is True on every device."""
     names = axes_of(axis_name).names
     return lax.pmin(flag.astype(jnp.int32), names) > 0 if names else flag
+
+
+def blank_of(fun: Callable[[], Any]) -> Any:
+    """Return zeros of the types that `fun` returns, the axes of shards included."""
+    traced, shapes = jax.make_jaxpr(fun, return_shape=True)()
+    zeros = []
+    for kind in traced.out_avals:
+        zero = jnp.zeros(kind.shape, kind.dtype)
+        axes = tuple(kind.mat.varying)
+        zeros.append(lax.pcast(zero, axes, to="varying") if axes else zero)
+    return jax.tree.unflatten(jax.tree.structure(shapes), zeros)
 
 
 def _varying(value: jax.Array) -> frozenset[Any]:

@@ -58,14 +58,14 @@ def sweep(
         inverse: f32[], multiplies every element before it is squared.
         shift: The power of two by which elements are made larger or smaller.
         kind: What must be equal for arrays to be taken together.
-        together: All three facts in one reduction. Fewer kernels, but the compiler
-            would gather an array whose shards it does not see as such.
+        together: All three facts in one reduction, and small arrays side by side.
+            Fewer kernels, but the compiler would gather arrays that it has sharded.
 
     Yields:
         The places of some arrays, and their facts, as many of each.
     """
     reduced = _together if together else _apart
-    small, large = _grouped(leaves, kind)
+    small, large = _grouped(leaves, kind, SMALL if together else 0)
     for places, arrays in small:
         facts = _elements(jnp.stack(arrays), inverse, shift)
         yield places, reduced(tuple(range(1, facts.bits.ndim)), facts)
@@ -80,9 +80,9 @@ Group = tuple[list[int], list[jax.Array]]
 
 
 def _grouped(
-    leaves: Sequence[tuple[int, Any]], kind: Callable[[jax.Array], Any]
+    leaves: Sequence[tuple[int, Any]], kind: Callable[[jax.Array], Any], limit: int
 ) -> tuple[list[Group], list[Group]]:
-    """Return arrays of equal shape, dtype and kind: the small ones, the large ones."""
+    """Return arrays of equal shape, dtype and kind: those up to a limit, the others."""
     groups: dict[Any, Group] = defaultdict(lambda: ([], []))
     for place, leaf in leaves:
         array = wide(leaf)
@@ -90,8 +90,8 @@ def _grouped(
         places.append(place)
         arrays.append(array)
     found = list(groups.values())
-    small = [group for group in found if group[1][0].size <= SMALL]
-    return small, [group for group in found if group[1][0].size > SMALL]
+    small = [group for group in found if group[1][0].size <= limit]
+    return small, [group for group in found if group[1][0].size > limit]
 
 
 def _elements(values: jax.Array, inverse: jax.Array, shift: float) -> Facts:
