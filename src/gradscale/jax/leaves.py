@@ -103,7 +103,8 @@ def same_places(grads: Any, params: Any) -> None:
         )
         + f" ({len(missing) + len(extra)} such leaves). The optimizer would pair the "
         "wrong arrays. Differentiate with respect to the same tree that is passed as "
-        "params; a None in it must stand in both.",
+        "params; a None in it must stand in both. A wrapper that keeps parameters in "
+        "pairs, such as optax.lookahead, goes around loss_scaled, not inside.",
         code="GS106",
     )
 

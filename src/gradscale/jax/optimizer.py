@@ -83,8 +83,8 @@ def loss_scaled(
         grads: Any, state: LossScaledState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, LossScaledState]:
         leaves, flags, structure = gradients_in(grads, mask)
-        _check_number(len(leaves), state)
         same_places(grads, params)
+        _check_number(len(leaves), state)
         inverse = 1.0 / state.rule.scale
         finite, amax, norm, peaks = read(leaves, flags, inverse, axes_of(axis_name))
         norm_finite = jnp.isfinite(norm) | (max_norm is None)
@@ -177,8 +177,7 @@ def _check_number(leaves: int, state: LossScaledState) -> None:
         raise GradientError(
             f"There are {leaves} gradients, and init() was given {expected} "
             "parameters. The optimizer would pair the wrong arrays. Pass the gradients "
-            "of the tree that init() was called with; optax.lookahead, which pairs "
-            "parameters with copies of them, goes around loss_scaled, not inside.",
+            "of the tree that init() was called with.",
             code="GS106",
         )
 

@@ -12,7 +12,7 @@ from gradscale.core.state import Observed
 from gradscale.jax.axes import Axes, AxisName, axes_of
 from gradscale.jax.carrier import scale_of
 from gradscale.jax.leaves import Mask, gradients_in
-from gradscale.jax.sweep import Facts, sweep
+from gradscale.jax.sweep import Facts, sweep, sweep_together
 
 # Squares are summed twice, of values made larger and smaller by this factor: one of
 # the sums neither overflows nor vanishes for any norm from 2^-113 to 2^113.
@@ -94,40 +94,64 @@ def read(
     Returns:
         finite bool[], amax f32[], norm f32[], and f32[n] with each leaf's peak.
     """
-    finite = jnp.asarray(True)
-    small = large = jnp.float32(0.0)
-    # What is not read stands first and counts as 0.
-    order = [place for place, flag in enumerate(flags) if not flag]
-    peaks = [jnp.zeros(len(order), jnp.float32)]
     wanted = [(place, leaf) for place, leaf in enumerate(leaves) if flags[place]]
     # With one device, or where every device sees its own part, nothing is sharded. On
     # the CPU a reduction of several arrays adds one by one, and loses digits.
     unsharded = bool(axes.names) or jax.device_count() == 1
-    together = unsharded and jax.default_backend() == "gpu"
-    for places, facts in sweep(
-        wanted, inverse, SHIFT, axes.differing, together=together
-    ):
-        facts = _agreed(facts, axes)
-        peak = facts.peak()
-        # Rounding is monotonic: what the largest magnitude survives, all survive.
-        finite &= jnp.isfinite(peak * inverse).all()
-        small += facts.small.sum().astype(jnp.float32)
-        large += facts.large.sum().astype(jnp.float32)
+    found = sweep_together if unsharded and jax.default_backend() == "gpu" else sweep
+    # What is not read stands first and counts as 0.
+    order = [place for place, flag in enumerate(flags) if not flag]
+    peaks = [jnp.zeros(len(order), jnp.float32)]
+    totals: dict[Any, Facts] = {}
+    for places, facts in found(wanted, inverse, SHIFT, axes.differing):
         order += places
-        peaks.append(_as_f32(peak))
+        peaks.append(_as_f32(facts.peak()))
+        kind = facts.bits.dtype, axes.differing(facts.small)
+        totals[kind] = facts.total().joined(totals.get(kind))
+    finite, amax = jnp.asarray(True), jnp.float32(0.0)
+    small = large = jnp.float32(0.0)
+    for total in totals.values():
+        agreed = _agreed(total, axes)
+        peak = agreed.peak()
+        # Rounding is monotonic: what the largest magnitude survives, all survive.
+        finite &= jnp.isfinite(peak * inverse)
+        amax = jnp.maximum(amax, _as_f32(peak))
+        small, large = small + agreed.small, large + agreed.large
     in_order = jnp.concatenate(peaks)[np.argsort(order)]
-    return finite, jnp.max(in_order, initial=0.0), _norm(small, large), in_order
+    finite, amax, norm = _computed_once(finite, amax, _norm(small, large))
+    return finite, amax, norm, _largest_over(in_order, axes)
 
 
-def _agreed(facts: Facts, axes: Axes) -> Facts:
-    """Return the facts of all devices: the largest peak, the sums over shards."""
+def _computed_once(
+    finite: jax.Array, amax: jax.Array, norm: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the same values, so that no kernel computes them anew.
+
+    On the CPU XLA repeats sums and comparisons in every kernel that uses their result,
+    so that each of 300 updates would join the facts of 300 arrays: minutes to compile.
+    It never repeats a sort. These three are in order already.
+    """
+    values = jnp.stack([finite.astype(jnp.float32), amax, norm])
+    _, (flag, amax, norm) = lax.sort((jnp.arange(3), values), num_keys=1)
+    return flag > 0.0, amax, norm
+
+
+def _agreed(total: Facts, axes: Axes) -> Facts:
+    """Return the total of all devices: the largest peak, the sums over shards."""
+    shards = tuple(axes.differing(total.small))
+    small, large = total.small, total.large
+    if shards:
+        small, large = lax.psum((small, large), shards)
+    bits = lax.pmax(total.bits, axes.names) if axes.names else total.bits
+    return Facts(bits, small.astype(jnp.float32), large.astype(jnp.float32))
+
+
+def _largest_over(peaks: jax.Array, axes: Axes) -> jax.Array:
+    """Return the largest peaks of all devices, as integers on the way."""
     if not axes.names:
-        return facts
-    shards = tuple(axes.differing(facts.small))
-    bits = lax.pmax(facts.bits, axes.names)
-    if not shards:
-        return facts._replace(bits=bits)
-    return Facts(bits, lax.psum(facts.small, shards), lax.psum(facts.large, shards))
+        return peaks
+    bits = lax.pmax(lax.bitcast_convert_type(peaks, jnp.int32), axes.names)
+    return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _as_f32(peak: jax.Array) -> jax.Array:

@@ -42,47 +42,70 @@ class Facts(NamedTuple):
         width = jnp.float64 if self.bits.dtype == jnp.int64 else jnp.float32
         return lax.bitcast_convert_type(self.bits, width)
 
+    def total(self) -> "Facts":
+        """Return the facts of all of them together."""
+        bits = jnp.max(self.bits, initial=0)
+        return Facts(bits, jnp.sum(self.small), jnp.sum(self.large))
+
+    def joined(self, other: "Facts | None") -> "Facts":
+        """Return the facts of these and some others, if there are any."""
+        if other is None:
+            return self
+        bits = jnp.maximum(self.bits, other.bits)
+        return Facts(bits, self.small + other.small, self.large + other.large)
+
 
 def sweep(
     leaves: Sequence[tuple[int, Any]],
     inverse: jax.Array,
     shift: float,
     kind: Callable[[jax.Array], Any],
-    *,
-    together: bool,
 ) -> Iterator[tuple[list[int], Facts]]:
-    """Read each array once; yield the facts of those that could be taken together.
+    """Read each array once; yield the facts of one after another.
 
     Args:
         leaves: (place, float[...]) each.
         inverse: f32[], multiplies every element before it is squared.
         shift: The power of two by which elements are made larger or smaller.
         kind: What must be equal for arrays to be taken together.
-        together: All three facts in one reduction, and small arrays side by side.
-            Fewer kernels, but the compiler would gather arrays that it has sharded.
 
     Yields:
         The places of some arrays, and their facts, as many of each.
     """
-    reduced = _together if together else _apart
-    small, large = _grouped(leaves, kind, SMALL if together else 0)
+    for place, leaf in leaves:
+        facts = _elements(wide(leaf), inverse, shift)
+        yield [place], Facts(*(fact.reshape(1) for fact in facts.total()))
+
+
+def sweep_together(
+    leaves: Sequence[tuple[int, Any]],
+    inverse: jax.Array,
+    shift: float,
+    kind: Callable[[jax.Array], Any],
+) -> Iterator[tuple[list[int], Facts]]:
+    """Do what `sweep` does in few kernels; not for arrays that the compiler sharded.
+
+    All three facts in one reduction, small arrays side by side, rows of large arrays
+    first: benchmarks/results/jax_update_h200.json. A sharded array would be gathered.
+    """
+    small, large = _grouped(leaves, kind)
     for places, arrays in small:
         facts = _elements(jnp.stack(arrays), inverse, shift)
-        yield places, reduced(tuple(range(1, facts.bits.ndim)), facts)
+        yield places, _reduced(tuple(range(1, facts.bits.ndim)), facts)
     for places, arrays in large:
-        axes = _own_axes(arrays[0].shape, together)
-        parts = [reduced(axes, _elements(a, inverse, shift)) for a in arrays]
+        axes = _own_axes(arrays[0].shape)
+        parts = [_reduced(axes, _elements(a, inverse, shift)) for a in arrays]
         facts = Facts(*map(jnp.stack, zip(*parts, strict=True)))
-        yield places, reduced(tuple(range(1, facts.bits.ndim)), facts)
+        yield places, _reduced(tuple(range(1, facts.bits.ndim)), facts)
 
 
 Group = tuple[list[int], list[jax.Array]]
 
 
 def _grouped(
-    leaves: Sequence[tuple[int, Any]], kind: Callable[[jax.Array], Any], limit: int
+    leaves: Sequence[tuple[int, Any]], kind: Callable[[jax.Array], Any]
 ) -> tuple[list[Group], list[Group]]:
-    """Return arrays of equal shape, dtype and kind: those up to a limit, the others."""
+    """Return arrays of equal shape, dtype and kind: the small ones, the large ones."""
     groups: dict[Any, Group] = defaultdict(lambda: ([], []))
     for place, leaf in leaves:
         array = wide(leaf)
@@ -90,8 +113,8 @@ def _grouped(
         places.append(place)
         arrays.append(array)
     found = list(groups.values())
-    small = [group for group in found if group[1][0].size <= limit]
-    return small, [group for group in found if group[1][0].size > limit]
+    small = [group for group in found if group[1][0].size <= SMALL]
+    return small, [group for group in found if group[1][0].size > SMALL]
 
 
 def _elements(values: jax.Array, inverse: jax.Array, shift: float) -> Facts:
@@ -113,27 +136,21 @@ def _magnitude_bits(values: jax.Array) -> jax.Array:
     return bits & jnp.iinfo(signed).max
 
 
-def _own_axes(shape: tuple[int, ...], together: bool) -> tuple[int, ...]:
+def _own_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the axes over which a large array is reduced by itself."""
     # Rows are one kernel, a whole array is two; and rows of arrays of one shape can be
-    # finished together: benchmarks/results/jax_update_h200.json.
-    rows = together and len(shape) > 1 and shape[-1] >= LONG_ROW
+    # finished together.
+    rows = len(shape) > 1 and shape[-1] >= LONG_ROW
     return (len(shape) - 1,) if rows else tuple(range(len(shape)))
 
 
-def _apart(axes: tuple[int, ...], facts: Facts) -> Facts:
-    """Reduce each of the facts over some axes."""
-    bits = jnp.max(facts.bits, axes, initial=0)
-    return Facts(bits, jnp.sum(facts.small, axes), jnp.sum(facts.large, axes))
-
-
-def _together(axes: tuple[int, ...], facts: Facts) -> Facts:
-    """Do what `_apart` does in one reduction."""
-    return Facts(*_reduced(axes, *facts)) if axes else facts
+def _reduced(axes: tuple[int, ...], facts: Facts) -> Facts:
+    """Reduce the three facts over some axes, in one pass."""
+    return Facts(*_reduce(axes, *facts)) if axes else facts
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _reduced(axes: tuple[int, ...], *facts: Any) -> Any:
+def _reduce(axes: tuple[int, ...], *facts: Any) -> Any:
     def join(a: Any, b: Any) -> Any:
         return lax.max(a[0], b[0]), lax.add(a[1], b[1]), lax.add(a[2], b[2])
 
@@ -141,9 +158,9 @@ def _reduced(axes: tuple[int, ...], *facts: Any) -> Any:
     return tuple(lax.reduce(facts, zeros, join, axes))
 
 
-@_reduced.defjvp
-def _reduced_jvp(axes: tuple[int, ...], primals: Any, tangents: Any) -> Any:
+@_reduce.defjvp
+def _reduce_jvp(axes: tuple[int, ...], primals: Any, tangents: Any) -> Any:
     # Reductions of several arrays have no derivative of their own; sums are linear.
-    reduced = _reduced(axes, *primals)
+    reduced = _reduce(axes, *primals)
     bits = np.zeros(reduced[0].shape, jax.dtypes.float0)
     return reduced, (bits, *(jnp.sum(tangent, axes) for tangent in tangents[1:]))
