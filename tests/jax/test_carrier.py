@@ -1,5 +1,7 @@
 """The states that carry a scale: how they are made, found and read."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,7 @@ from gradscale.core.policies import HIGHEST_SCALE
 from gradscale.jax import (
     LastStep,
     LossScaledState,
+    counts,
     current_scale,
     init,
     last,
@@ -35,13 +38,19 @@ GOOD = {"w": jnp.full(2, 8.0), "b": jnp.full((), -16.0)}
 BAD = {"w": jnp.array([8.0, NAN]), "b": jnp.ones(())}
 
 
-def stepped(policy, steps, **options):
+@functools.cache
+def compiled(policy, max_norm=None):
+    """Return the first state and a step that is traced once for all tests."""
+    optimizer = loss_scaled(optax.sgd(0.1), policy, max_norm=max_norm)
+    step = jax.jit(lambda g, s, v: optimizer.update(g, s, PARAMS, value=v)[1])
+    return optimizer.init(PARAMS), step
+
+
+def stepped(policy, steps):
     """Return the state after some steps."""
-    optimizer = loss_scaled(optax.sgd(0.1), policy, **options)
-    state = optimizer.init(PARAMS)
-    update = jax.jit(optimizer.update)
+    state, step = compiled(policy)
     for grads in steps:
-        _, state = update(grads, state, PARAMS)
+        state = step(grads, state, 1.0)
     return state
 
 
@@ -116,23 +125,23 @@ def test_the_scale_is_found_in_dicts_lists_and_other_states():
 
 
 def test_the_scale_is_that_of_the_next_loss():
-    state = stepped(DynamicScale(init_scale=32.0), [BAD])
-    assert float(current_scale(state)) == 16.0
-    assert float(last(state).scale) == 32.0
+    state = stepped(DynamicScale(init_scale=8.0), [BAD])
+    assert float(current_scale(state)) == 4.0
+    assert float(last(state).scale) == 8.0
 
 
 def test_optax_finds_one_scale_by_name():
-    state = stepped(DynamicScale(init_scale=32.0), [GOOD])
-    assert float(optax.tree.get(state, "scale")) == 32.0
+    state = stepped(DynamicScale(init_scale=8.0), [GOOD])
+    assert float(optax.tree.get(state, "scale")) == 8.0
 
 
 def test_optax_sets_the_scale_by_name():
-    state = stepped(DynamicScale(init_scale=32.0), [GOOD])
+    state = stepped(DynamicScale(init_scale=8.0), [GOOD])
     moved = optax.tree.set(state, scale=jnp.float32(4.0))
     assert float(current_scale(moved)) == 4.0
 
 
-@pytest.mark.parametrize("read", [current_scale, last, raise_if_collapsed])
+@pytest.mark.parametrize("read", [counts, current_scale, last, raise_if_collapsed])
 @pytest.mark.parametrize(
     "tree", [{"scale": 8.0}, (), None, optax.sgd(0.1).init(PARAMS)]
 )
@@ -147,7 +156,7 @@ def test_a_tree_without_a_state_is_refused(read, tree):
     assert text.endswith("[GS302]")
 
 
-@pytest.mark.parametrize("read", [current_scale, last, raise_if_collapsed])
+@pytest.mark.parametrize("read", [counts, current_scale, last, raise_if_collapsed])
 def test_a_tree_with_two_states_is_refused(read):
     state = loss_scaled(optax.sgd(0.1), NoScale()).init(PARAMS)
     with pytest.raises(StateError) as caught:
@@ -216,6 +225,27 @@ def test_the_record_holds_plain_python_values():
     assert (record.step, record.scale, record.applied) == (2, 8.0, False)
 
 
+def test_counts_say_what_became_of_all_steps():
+    policy = DynamicScale(init_scale=0.5, min_scale=0.25)
+    told = counts(stepped(policy, [GOOD, GOOD, BAD, BAD, BAD]))
+    assert tuple(map(int, told)) == (2, 3, 0, 2)
+    assert told._fields == ("applied", "skipped", "retried", "at_floor")
+
+
+def test_an_ensemble_has_no_verdict_of_its_own():
+    first, step = compiled(DynamicScale(init_scale=8.0))
+    members = jax.tree.map(lambda good, bad: jnp.stack([good, bad]), GOOD, BAD)
+    step = last(jax.vmap(step, in_axes=(0, None, None))(members, first, 1.0))
+    with pytest.raises(StateError) as caught:
+        step.verdict  # noqa: B018
+    text = str(caught.value)
+    assert "an ensemble of shape (2,)" in text
+    assert "Each member has a verdict of its own" in text
+    assert text.endswith("[GS302]")
+    members = [jax.tree.map(lambda fact, n=n: fact[n], step) for n in range(2)]
+    assert [str(member.verdict) for member in members] == ["ok", "calibrating"]
+
+
 def test_the_last_step_can_be_read_under_jit():
     state = stepped(DynamicScale(init_scale=8.0), [GOOD])
     assert float(jax.jit(lambda state: last(state).amax)(state)) == 16.0
@@ -238,11 +268,10 @@ def test_the_state_before_the_first_step_has_the_types_of_later_ones():
 
 def verdicts(policy, steps, **options):
     """Return the verdict of every step, each a pair of gradients and a loss."""
-    optimizer = loss_scaled(optax.sgd(0.1), policy, **options)
-    update = jax.jit(lambda g, s, v: optimizer.update(g, s, PARAMS, value=v)[1])
-    state, told = optimizer.init(PARAMS), []
+    state, step = compiled(policy, **options)
+    told = []
     for grads, loss in steps:
-        state = update(grads, state, jnp.float32(loss))
+        state = step(grads, state, loss)
         told.append(str(last(state).verdict))
     return told
 

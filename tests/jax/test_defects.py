@@ -131,6 +131,8 @@ def gradients_survive_200_overflows(kind):
     assert results[-1][1:] == (True, 0.5, 0.5)
 
 
+# Elsewhere the scale and its inverse may be subnormal, and they pass.
+FLUSHED = {"gradients_survive_200_growths", "gradients_survive_200_overflows"}
 CASES = [
     pytest.param(scenario, name, names, error, words, id=f"{scenario.__name__}-{name}")
     for scenario, names, error, words in SCENARIOS
@@ -143,6 +145,8 @@ def test_a_scaler_passes_or_fails_as_it_is_said(scenario, name, failing, error, 
     if name not in failing:
         scenario(SCALERS[name])
         return
+    if scenario.__name__ in FLUSHED and jax.default_backend() != "cpu":
+        pytest.skip("XLA flushes subnormals on the CPU only")
     with pytest.raises(error, match=words):
         scenario(SCALERS[name])
 

@@ -12,11 +12,13 @@ import pytest
 from tests.jax.devices import (
     BAD,
     COUNT,
+    GROUPS,
     LAYOUTS,
     LENGTHS,
     MAX_NORM,
     POLICY,
     SEATS,
+    SOME,
     STEPS,
     expected_scales,
     finite_flags,
@@ -27,9 +29,9 @@ ROOT = Path(__file__).parents[2]
 EIGHT = f"--xla_force_host_platform_device_count={COUNT}"
 # As parts of the norm, and of how far the weights have moved.
 TOLERANCES = {
-    # Partial sums of 139264 f32 squares, added in another order: 16 units in the last
-    # place are four levels of a tree that rounds up each time.
-    "norm": 2.0**-20,
+    # At most 136 + 128 squares are added one after the other, half a unit in the last
+    # place for each, and the root halves what is lost.
+    "norm": (136 + 128) / 4 * 2.0**-23,
     # Factors of 1 / scale, clip and learning rate, fused in another order: each of the
     # steps may round three times.
     "weights": STEPS * 3 * 2.0**-24,
@@ -43,14 +45,18 @@ def cases_of(group, folder):
     file = folder / f"{group}.json"
     # Appended: what the machine needs stays, and the last flag wins.
     flags = f"{os.environ.get('XLA_FLAGS', '')} {EIGHT}"
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.jax.devices", group, str(file)],
         cwd=ROOT,
         env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
+        stderr=subprocess.PIPE,
+        text=True,
         timeout=300,
-        check=True,
     )
-    return json.loads(file.read_text(encoding="utf-8"))
+    # A crash takes the cases after it along, and leaves those before.
+    shown = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    lost = {"failed": f"the process ended with {done.returncode}:\n{done.stderr}"}
+    return {name: shown.get(name, lost) for name in GROUPS[group]}
 
 
 # One process after the other: eight devices keep few cores busy.
@@ -123,9 +129,14 @@ def test_the_run_on_one_device_is_that_of_the_reference():
     assert (run["scales"], run["applied"]) == (expected_scales(), finite_flags())
 
 
-def test_the_run_meets_both_bounds_and_clips_some_of_its_steps():
-    run = run_alone(STEPS)
-    assert {min(run["scales"]), max(run["scales"])} == {2.0**5, 2.0**12}
+def test_the_run_meets_both_bounds():
+    scales = run_alone(STEPS)["scales"]
+    assert {min(scales), max(scales)} == {2.0**5, 2.0**12}
+
+
+@pytest.mark.parametrize("steps", [SOME, STEPS])
+def test_the_run_clips_some_of_its_steps(steps):
+    run = run_alone(steps)
     assert 0 < sum(norm > MAX_NORM for norm in run["norms"]) < sum(run["applied"])
 
 
@@ -205,19 +216,24 @@ def test_an_overflow_in_one_shard_is_a_skip_on_all(shards, how, seat):
     assert seen["unchanged"]
 
 
-@pytest.mark.parametrize("name", ["run-line", "run-line-gpu", "run-grid"])
-def test_shards_have_the_scales_of_one_device(shards, name):
-    assert shown(shards, name)["scales"] == expected_scales()
+RUN = pytest.mark.parametrize(
+    ("name", "steps"), [("run-line", STEPS), ("run-line-gpu", SOME), ("run-grid", SOME)]
+)
 
 
-@pytest.mark.parametrize("name", ["run-line", "run-line-gpu", "run-grid"])
-def test_shards_skip_the_steps_that_one_device_skips(shards, name):
-    assert shown(shards, name)["applied"] == finite_flags()
+@RUN
+def test_shards_have_the_scales_of_one_device(shards, name, steps):
+    assert shown(shards, name)["scales"] == expected_scales()[:steps]
 
 
-@pytest.mark.parametrize("name", ["run-line", "run-line-gpu", "run-grid"])
-def test_shards_have_the_norms_and_weights_of_one_device(shards, name):
-    assert close(shown(shards, name), run_alone(STEPS))
+@RUN
+def test_shards_skip_the_steps_that_one_device_skips(shards, name, steps):
+    assert shown(shards, name)["applied"] == finite_flags()[:steps]
+
+
+@RUN
+def test_shards_have_the_norms_and_weights_of_one_device(shards, name, steps):
+    assert close(shown(shards, name), run_alone(steps))
 
 
 def test_shards_without_an_axis_name_are_refused_when_they_are_traced(shards):
@@ -286,10 +302,11 @@ def test_every_array_of_a_layout_is_donated(automatic, layout):
     assert seen["aliased"] == seen["deleted"] == seen["leaves"]
 
 
-@SHARDED
-@pytest.mark.parametrize("what", ["observe", "update"])
-def test_gradients_are_reduced_and_never_moved(automatic, what, layout):
-    found = shown(automatic, f"{what}-{layout}")
+@pytest.mark.parametrize(
+    "name", ["observe-first", "observe-last", "observe-both", "update-both"]
+)
+def test_gradients_are_reduced_and_never_moved(automatic, name):
+    found = shown(automatic, name)
     moved = ("all-gather", "all-to-all", "collective-permute")
     assert found["all-reduce"] > 0
     assert [found[name] for name in moved] == [0, 0, 0]

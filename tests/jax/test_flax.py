@@ -242,6 +242,9 @@ def test_two_hundred_growths_lose_no_gradient():
     assert grads_of_growths(ours.DynamicScale(growth_interval=1)) == {1.0}
 
 
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu", reason="XLA flushes subnormals on the CPU only"
+)
 def test_two_hundred_growths_lose_the_gradients_of_flax():
     assert grads_of_growths(theirs.DynamicScale(growth_interval=0)) == {1.0, 0.0}
 

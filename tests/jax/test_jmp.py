@@ -218,8 +218,13 @@ def a_run_is_traced_once(library):
     assert len(traced) == 1, "traced twice"
 
 
+FLUSHED = (repeated_halving_never_gives_zero, repeated_growth_never_loses_a_gradient)
+
+
 @pytest.mark.parametrize(("scenario", "error", "words"), DEFECTS)
 def test_jmp_has_the_defect(scenario, error, words):
+    if scenario in FLUSHED and jax.default_backend() != "cpu":
+        pytest.skip("XLA flushes subnormals on the CPU only")
     with pytest.raises(error, match=words):
         scenario(jmp)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gradscale import ConfigError, DynamicScale, GradientError, StateError
 from gradscale.jax import all_finite, culprits, init, loss_scaled, observe
 from gradscale.jax.reading import SHIFT
-from gradscale.jax.sweep import LONG_ROW, SMALL, sweep
+from gradscale.jax.sweep import LONG_ROW, SMALL, sweep, sweep_together
 
 INF, NAN = float("inf"), float("nan")
 F32_MAX = float(np.finfo(np.float32).max)
@@ -41,16 +41,13 @@ DTYPES = {
 }
 SHAPES = [
     (),
-    (1,),
     (7,),
-    (SMALL,),
     (SMALL + 1,),
-    (5, 3),
     (3, LONG_ROW),
     (SMALL // LONG_ROW + 1, LONG_ROW),
     (SMALL // 8, 9),
-    (LONG_ROW, 1, LONG_ROW * 5),
     (2, 3, 4),
+    (LONG_ROW, 1, LONG_ROW * 5),
 ]
 
 
@@ -85,7 +82,7 @@ class Pair(NamedTuple):
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.data())
 def test_one_bad_element_anywhere_is_seen_and_its_leaf_named(shape, data):
     grads = of_each_dtype(shape)
@@ -134,7 +131,7 @@ def test_exactly_the_bad_leaves_are_named_whatever_their_dtype_and_shape(data):
 
 @pytest.mark.parametrize("order", [(NAN, INF), (INF, NAN)])
 def test_nan_wins_over_inf_in_amax_and_peaks(order):
-    seen = observe([jnp.array(order), jnp.array([order[0]])])
+    seen = observed([jnp.array(order), jnp.array([order[0]])])
     assert math.isnan(seen.amax)
     assert math.isnan(seen.peaks[0])
 
@@ -148,13 +145,13 @@ def test_every_nan_counts_whatever_its_sign_and_payload(payload):
 
 
 def test_an_empty_leaf_is_finite_with_peak_zero():
-    seen = observe({"none": jnp.ones((0, 3)), "some": jnp.full(2, -2.0)})
+    seen = observed({"none": jnp.ones((0, 3)), "some": jnp.full(2, -2.0)})
     assert seen.finite
     assert (float(seen.peaks["none"]), float(seen.amax)) == (0.0, 2.0)
 
 
 def test_empty_leaves_alone_are_finite_with_amax_and_norm_zero():
-    seen = observe([jnp.ones(0), jnp.ones((3, 0))])
+    seen = observed([jnp.ones(0), jnp.ones((3, 0))])
     assert (bool(seen.finite), float(seen.amax), float(seen.norm)) == (True, 0.0, 0.0)
 
 
@@ -194,12 +191,12 @@ def test_amax_is_that_of_the_gradients_as_they_came():
 
 
 def test_the_largest_f16_is_finite():
-    seen = observe(jnp.array([65504.0], jnp.float16))
+    seen = observed(jnp.array([65504.0], jnp.float16))
     assert (bool(seen.finite), float(seen.amax)) == (True, 65504.0)
 
 
 def test_amax_of_complex_numbers_is_that_of_their_parts():
-    assert float(observe(jnp.array([3.0 - 4.0j, 1.0 + 2.0j])).amax) == 4.0
+    assert float(observed(jnp.array([3.0 - 4.0j, 1.0 + 2.0j])).amax) == 4.0
 
 
 # norm
@@ -243,11 +240,11 @@ def test_norm_is_that_of_the_unscaled_gradients(scale):
 
 def test_norm_of_f16_does_not_underflow_at_a_large_scale():
     grads = jnp.full(4, 2.0**-24, jnp.float16)
-    assert float(observe(grads, 2.0**40).norm) == 2.0**-63
+    assert float(observed(grads, 2.0**40).norm) == 2.0**-63
 
 
 def test_norm_of_a_pythagorean_triple_is_exact():
-    assert float(observe({"a": jnp.array(3.0), "b": jnp.array(-4.0)}).norm) == 5.0
+    assert float(observed({"a": jnp.array(3.0), "b": jnp.array(-4.0)}).norm) == 5.0
 
 
 def test_norm_of_zeros_is_zero():
@@ -255,7 +252,7 @@ def test_norm_of_zeros_is_zero():
 
 
 def test_norm_of_complex_numbers_takes_both_parts():
-    assert float(observe(jnp.array([3.0 + 4.0j])).norm) == 5.0
+    assert float(observed(jnp.array([3.0 + 4.0j])).norm) == 5.0
 
 
 @pytest.mark.parametrize(
@@ -268,8 +265,8 @@ def test_norm_of_a_million_elements_is_right_to_rounding(shape):
     )
 
 
-def test_norm_of_300_leaves_takes_all_of_them():
-    assert float(observed([np.full(3, 2.0, np.float32)] * 300).norm) == 60.0
+def test_norm_of_many_leaves_takes_all_of_them():
+    assert float(observed([np.full(3, 2.0, np.float32)] * 75).norm) == 30.0
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -301,12 +298,12 @@ def test_norm_of_zeros_has_a_finite_derivative():
 def test_gradients_that_overflow_when_unscaled_are_not_finite(value):
     # 65504 = 2^16 - 2^5, so the largest f32 lies between these two.
     grads = at(1, value, dtype=jnp.float16)
-    assert observe(grads, 2.0**-112).finite
-    assert not observe(grads, 2.0**-113).finite
+    assert observed(grads, 2.0**-112).finite
+    assert not observed(grads, 2.0**-113).finite
 
 
 def test_an_overflow_in_unscaling_leaves_amax_as_it_came():
-    seen = observe(jnp.array([3e38]), 0.5)
+    seen = observed(jnp.array([3e38]), 0.5)
     assert (bool(seen.finite), float(seen.amax)) == (False, float(np.float32(3e38)))
     assert float(seen.norm) == INF
 
@@ -316,43 +313,66 @@ def test_a_masked_leaf_may_overflow_when_unscaled():
     assert observe(grads, 0.5, mask={"w": True, "amax": False}).finite
 
 
-# The two ways to reduce
+# The two ways to sweep
 
 
-@functools.partial(jax.jit, static_argnames="together")
-def facts_of(leaves, *, together):
+@functools.partial(jax.jit, static_argnames="way")
+def facts_of(leaves, *, way):
     """Return bits, small and large of each leaf, in order."""
     found = {}
-    wanted = list(enumerate(leaves))
-    for places, facts in sweep(
-        wanted, jnp.float32(0.25), SHIFT, lambda _: None, together=together
-    ):
+    inverse = jnp.float32(0.25)
+    for places, facts in way(list(enumerate(leaves)), inverse, SHIFT, lambda _: None):
         for row, place in enumerate(places):
             found[place] = tuple(fact[row] for fact in facts)
     return [found[place] for place in range(len(leaves))]
 
 
 @pytest.mark.parametrize("shape", [(0,), *SHAPES], ids=str)
-def test_both_reductions_give_the_same_facts(shape):
+def test_both_ways_to_sweep_give_the_same_facts(shape):
     drawn = np.random.default_rng(7).integers(-8, 9, shape)
-    leaves = [drawn.astype(dtype) for dtype, _ in DTYPES.values()]
-    leaves += [np.abs(leaf) for leaf in leaves]
-    one, other = (facts_of(leaves, together=flag) for flag in (True, False))
+    dtypes = [np.float32, np.float16, np.complex64, np.float32]
+    leaves = [drawn.astype(dtype) for dtype in dtypes]
+    one, other = (facts_of(leaves, way=way) for way in (sweep, sweep_together))
     # Squares of small integers add up exactly, in whatever order.
     assert jax.device_get(one) == jax.device_get(other)
-    assert len(one) == 2 * len(DTYPES)
+    assert len(one) == 4
 
 
 @pytest.mark.parametrize("bad", [INF, -INF, NAN])
 @pytest.mark.parametrize("shape", [(8,), (SMALL + 1,), (300, LONG_ROW)], ids=str)
-@pytest.mark.parametrize("together", [True, False])
-def test_either_reduction_sees_one_bad_element(bad, shape, together):
-    (bits, _, _), (good, _, _) = facts_of(
-        [at(3, bad, shape), at(3, 2.0, shape)], together=together
-    )
+@pytest.mark.parametrize("way", [sweep, sweep_together])
+def test_either_way_to_sweep_sees_one_bad_element(bad, shape, way):
+    leaves = [at(3, bad, shape), at(3, 2.0, shape)]
+    (bits, _, _), (good, _, _) = facts_of(leaves, way=way)
     # Inf is the first pattern that is no number, and no NaN comes before it.
     assert int(bits) >= 0x7F800000
     assert float(jax.lax.bitcast_convert_type(good, jnp.float32)) == 2.0
+
+
+@jax.jit
+def observed_on_a_gpu(grads):
+    """Read gradients as on a single GPU, if it is traced where that is the backend."""
+    return observe(grads, 0.5)
+
+
+@pytest.mark.parametrize("bad", [(), ("b.1",), ("a", "c", "h"), NAMES], ids=str)
+def test_what_is_read_on_a_gpu_is_what_is_read_here(monkeypatch, bad):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    grads = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: (
+            at(0, NAN, leaf.shape, leaf.dtype)
+            if jax.tree_util.keystr(path, simple=True, separator=".") in bad
+            else leaf
+        ),
+        MIXED,
+    )
+    seen = observed_on_a_gpu(grads)
+    assert culprits(seen) == tuple(bad)
+    assert bool(seen.finite) == (not bad)
+    # All ones, and half of what they are scaled by.
+    norm = 2.0 * math.sqrt(sum(leaf.size for leaf in jax.tree.leaves(MIXED)))
+    assert bad or float(seen.norm) == pytest.approx(norm, rel=NORM_TOLERANCE)
+    assert bad or float(seen.amax) == 1.0
 
 
 # Structure
@@ -383,12 +403,12 @@ def test_peaks_stand_where_their_leaves_stand():
         "a": [jnp.full((2, 2), 2.0), jnp.full(2, -3.0)],
         "m": jnp.full(2, 4.0, jnp.float16),
     }
-    peaks = jax.device_get(observe(grads).peaks)
+    peaks = jax.device_get(observed(grads).peaks)
     assert peaks == {"z": 1.0, "a": [2.0, 3.0], "m": 4.0}
 
 
 def test_every_figure_is_f32_whatever_the_gradients_are():
-    seen = observe({"a": jnp.ones(2, jnp.float16), "b": jnp.ones(2, jnp.complex64)})
+    seen = observed({"a": jnp.ones(2, jnp.float16), "b": jnp.ones(2, jnp.complex64)})
     figures = [seen.amax, seen.norm, *jax.tree.leaves(seen.peaks)]
     assert {figure.dtype for figure in figures} == {jnp.dtype("float32")}
     assert seen.finite.dtype == jnp.bool_
@@ -405,19 +425,30 @@ def test_the_gradients_are_not_changed():
 
 def test_an_f64_beyond_f32_is_finite_and_shown_as_the_largest_f32():
     with jax.enable_x64(True):
-        seen = observe(jnp.array([1e300, 1.0]))
+        seen = observed(jnp.array([1e300, 1.0]))
         assert (bool(seen.finite), float(seen.amax)) == (True, F32_MAX)
 
 
 def test_a_bad_f64_is_seen():
     with jax.enable_x64(True):
-        assert not observe(jnp.array([1e300, NAN])).finite
-        assert not observe(jnp.array([1e300, -INF])).finite
+        assert not observed(jnp.array([1e300, NAN])).finite
+        assert not observed(jnp.array([1e300, -INF])).finite
+
+
+@pytest.mark.parametrize("bad", [(), ("wide",), ("narrow",)], ids=str)
+def test_f64_and_f32_are_read_side_by_side(bad):
+    with jax.enable_x64(True):
+        grads = {"wide": jnp.array([3.0]), "narrow": jnp.array([4.0], jnp.float32)}
+        grads.update({name: jnp.full_like(grads[name], NAN) for name in bad})
+        seen = observed(grads)
+        assert culprits(seen) == bad
+        assert bool(seen.finite) == (not bad)
+        assert bad or (float(seen.amax), float(seen.norm)) == (4.0, 5.0)
 
 
 def test_norm_of_f64_is_right_to_rounding():
     with jax.enable_x64(True):
-        assert float(observe(jnp.array([3e20, 4e20])).norm) == float(np.float32(5e20))
+        assert float(observed(jnp.array([3e20, 4e20])).norm) == float(np.float32(5e20))
 
 
 # Masks

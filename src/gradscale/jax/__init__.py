@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gradscale.jax.attempts import retried_value_and_grad
 from gradscale.jax.carrier import (
     LossScaledState,
+    counts,
     current_scale,
     init,
     last,
@@ -19,7 +20,7 @@ from gradscale.jax.carrier import (
 )
 from gradscale.jax.culprits import culprits
 from gradscale.jax.differentiation import scaled_value_and_grad, value_and_grad
-from gradscale.jax.last_step import LastStep
+from gradscale.jax.last_step import Counts, LastStep
 from gradscale.jax.precision import Precision
 from gradscale.jax.reading import Reading, all_finite, observe
 from gradscale.jax.rule import JAX, scale, select, unscale, update
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "JAX",
+    "Counts",
     "LastStep",
     "LossScaledState",
     "MultiSteps",
     "Precision",
     "Reading",
     "all_finite",
+    "counts",
     "culprits",
     "current_scale",
     "init",

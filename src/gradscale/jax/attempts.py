@@ -127,7 +127,9 @@ def rule_of(carrier: Any) -> Any:
     """Return the policy's state that a carrier is or holds."""
     if isinstance(carrier, (FixedState, ScaleState)):
         return carrier
-    return only_state(carrier).rule
+    rule = only_state(carrier).rule
+    # Bare arrays: an optimizer of nnx wraps those of its state.
+    return type(rule)(*map(jnp.asarray, rule))
 
 
 def _check_functional(args: Any, kwargs: Any) -> None:
@@ -151,4 +153,14 @@ def _with_rule(carrier: Any, rule: Any, retried: jax.Array) -> Any:
     state: LossScaledState = only_state(carrier)
     counted = state.counted
     counts = jnp.stack(counted._replace(retried=counted.retried + retried))
-    return replaced(carrier, state._replace(rule=rule, counts=counts))
+    return replaced(
+        carrier,
+        state._replace(
+            rule=_like(state.rule, rule), counts=_like(state.counts, counts)
+        ),
+    )
+
+
+def _like(old: Any, new: Any) -> Any:
+    """Return new arrays in the wrappers of the old ones."""
+    return jax.tree.unflatten(jax.tree.structure(old), jax.tree.leaves(new))

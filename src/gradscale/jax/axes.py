@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType
 
 # What `axis_name` may be: one axis of pmap, vmap or shard_map, or several.
 AxisName = Any
@@ -41,6 +42,13 @@ def all_agree(flag: jax.Array, axis_name: AxisName) -> jax.Array:
     """Return bool[]: the flag is True on every device."""
     names = axes_of(axis_name).names
     return lax.pmin(flag.astype(jnp.int32), names) > 0 if names else flag
+
+
+def left_to_the_compiler() -> bool:
+    """Return True if a mesh axis around this code is not mapped by hand."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_sizes, mesh.axis_types, strict=True)
+    return any(size > 1 and kind != AxisType.Manual for size, kind in kinds)
 
 
 def blank_of(fun: Callable[[], Any]) -> Any:

@@ -90,6 +90,15 @@ def last(opt_state: Any) -> LastStep:
     return only_state(opt_state).last
 
 
+def counts(opt_state: Any) -> Counts:
+    """Return how many steps were applied, skipped and retried. Never waits.
+
+    Raises:
+        StateError: There is no `loss_scaled` in the state, or more than one.
+    """
+    return only_state(opt_state).counted
+
+
 def raise_if_collapsed(opt_state: Any) -> None:
     """Raise if the scale sits at its floor and steps are still skipped. Waits.
 

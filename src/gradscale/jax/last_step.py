@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscale.core.verdicts import StepRecord, Verdict, classify
+from gradscale.errors import StateError
 
 
 class LastStep(NamedTuple):
@@ -42,7 +43,18 @@ class LastStep(NamedTuple):
 
     @property
     def record(self) -> StepRecord:
-        """All facts of the step on the host. Waits for the device."""
+        """All facts of the step on the host. Waits for the device.
+
+        Raises:
+            StateError: These are the facts of several members of an ensemble.
+        """
+        if self.step.ndim:
+            raise StateError(
+                f"This is the last step of an ensemble of shape {self.step.shape}. "
+                "Each member has a verdict of its own. Take one of them, for instance "
+                "jax.tree.map(lambda fact: fact[0], last(opt_state)).verdict.",
+                code="GS302",
+            )
         facts = jax.device_get(self._asdict())
         del facts["peaks"]
         return StepRecord(**{name: value.item() for name, value in facts.items()})

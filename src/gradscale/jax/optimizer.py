@@ -89,8 +89,14 @@ def loss_scaled(
         finite, amax, norm, peaks = read(leaves, flags, inverse, axes_of(axis_name))
         norm_finite = jnp.isfinite(norm) | (max_norm is None)
         applied = finite & norm_finite
-        factors = [inverse, *_clip(norm, max_norm)]
-        unscaled = jax.tree.unflatten(structure, multiplied(leaves, flags, *factors))
+        # Zeros instead of what is skipped: inner never computes with inf or NaN, and
+        # derivatives through a skipped step stay finite.
+        kept = [
+            jnp.where(applied, leaf, jnp.zeros_like(leaf)) if flag else leaf
+            for leaf, flag in zip(leaves, flags, strict=True)
+        ]
+        factors = [inverse, *_clip(jnp.where(applied, norm, 0.0), max_norm)]
+        unscaled = jax.tree.unflatten(structure, multiplied(kept, flags, *factors))
         updates, moved = inner.update(
             unscaled, state.inner, _widened(params), **extra_args
         )
@@ -157,7 +163,8 @@ def _clip(norm: jax.Array, max_norm: float | None) -> list[jax.Array]:
     """Return the factor that brings the norm down to `max_norm`; none if not asked."""
     if max_norm is None:
         return []
-    return [jnp.where(norm > max_norm, max_norm / norm, 1.0)]
+    # Exactly 1 up to max_norm, and with a derivative even where the norm is 0.
+    return [max_norm / jnp.maximum(norm, max_norm)]
 
 
 def _floor_steps(

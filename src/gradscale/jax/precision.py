@@ -59,10 +59,12 @@ class Precision:
     >>> (normed @ half["dense"]).dtype.name
     'float16'
 
-    With Flax, `LayerNorm(..., dtype=jnp.float16)` does the same: it computes in f32
-    and returns f16; a `dtype` on the layers that follow works too. The norms of
-    Equinox compute in f32 and return the dtype of their input, except BatchNorm,
-    which computes as it is given: cast its input to f32 and its output back.
+    With Linen, `LayerNorm(..., dtype=jnp.float16)` does the same: it computes in f32
+    and returns f16; a `dtype` on the layers that follow works too. In nnx a `dtype`
+    rounds the norm's weights as well, and `nnx.Embed` keeps the dtype it was made
+    with: cast what they return instead. The norms of Equinox compute in f32 and
+    return the dtype of their input, except BatchNorm, which computes as it is given:
+    cast its input to f32 and its output back.
 
     Args:
         text: A dtype for each of p or params, c or compute, o or output, such as

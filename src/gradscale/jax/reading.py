@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from gradscale.core.state import Observed
-from gradscale.jax.axes import Axes, AxisName, axes_of
+from gradscale.jax.axes import Axes, AxisName, axes_of, left_to_the_compiler
 from gradscale.jax.carrier import scale_of
 from gradscale.jax.leaves import Mask, gradients_in
 from gradscale.jax.sweep import Facts, sweep, sweep_together
@@ -97,7 +97,8 @@ def read(
     wanted = [(place, leaf) for place, leaf in enumerate(leaves) if flags[place]]
     # With one device, or where every device sees its own part, nothing is sharded. On
     # the CPU a reduction of several arrays adds one by one, and loses digits.
-    unsharded = bool(axes.names) or jax.device_count() == 1
+    by_hand = bool(axes.names) and not left_to_the_compiler()
+    unsharded = by_hand or jax.device_count() == 1
     found = sweep_together if unsharded and jax.default_backend() == "gpu" else sweep
     # What is not read stands first and counts as 0.
     order = [place for place, flag in enumerate(flags) if not flag]

@@ -1,0 +1,128 @@
+"""The JAX examples, run as a user runs them, with few steps."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = ("jax_nnx", "jax_equinox")
+STEPS = 40
+
+
+def run(name, *arguments):
+    return subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py", "--steps", str(STEPS), *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_LOG_COMPILES": "1"},
+    )
+
+
+def module(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def results_of(operation, jaxpr):
+    """Return the dtypes that an operation gives in a traced function."""
+    return set(re.findall(rf":(\w+)\[[^]]*\] = {operation}\b", str(jaxpr)))
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def name(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def done(name):
+    return run(name, "--json")
+
+
+@pytest.fixture(scope="module")
+def figures(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_loss_on_held_out_text_falls(figures):
+    assert figures["loss_after"] < 0.95 * figures["loss_before"]
+
+
+def test_every_step_is_applied_or_skipped(figures):
+    assert figures["applied"] + figures["skipped"] == STEPS
+
+
+def test_every_skipped_step_is_seen_and_its_culprits_are_named(figures):
+    assert len(figures["skips"]) == figures["skipped"] > 0
+    assert all(skip["culprits"] for skip in figures["skips"])
+
+
+def test_the_step_is_compiled_once(figures, done):
+    assert done.stderr.count("Compiling jit(train_step)") == 1
+
+
+def test_the_same_seed_prints_the_same_figures_as_text(name, figures):
+    line = run(name).stdout.splitlines()[-1]
+    assert line == (
+        f"loss {figures['loss_before']:.2f} -> {figures['loss_after']:.2f}, "
+        f"{figures['applied']} steps applied, {figures['skipped']} skipped, "
+        f"scale 2^{np.log2(figures['scale']):g}"
+    )
+
+
+def test_no_steps_are_refused_with_the_remedy(name):
+    # The last one counts for argparse.
+    refused = run(name, "--steps", "0")
+    assert refused.returncode == 2
+    assert "--steps 0 trains nothing. Pass 1 or more." in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["jax_nnx"], indirect=True)
+def test_a_scale_that_is_too_high_is_halved_until_it_fits(figures):
+    first = [s["scale"] for s in figures["skips"] if s["verdict"] == "calibrating"]
+    assert len(first) > 3
+    assert first == [2.0 ** (24 - halvings) for halvings in range(len(first))]
+
+
+@pytest.mark.parametrize("name", ["jax_equinox"], indirect=True)
+def test_the_batch_that_is_not_finite_is_told_from_an_overflow(figures):
+    verdicts = {skip["step"]: skip["verdict"] for skip in figures["skips"]}
+    assert verdicts[STEPS // 2 + 1] == "forward_nonfinite"
+
+
+def test_a_product_in_f32_would_be_found():
+    traced = jax.make_jaxpr(jnp.dot)(jnp.ones(2), jnp.ones(2))
+    assert results_of("dot_general", traced) == {"f32"}
+
+
+def test_the_nnx_model_multiplies_in_f16_and_normalises_in_f32():
+    example = module("jax_nnx")
+    graph, state = nnx.split(example.Model(nnx.Rngs(0)))
+    text = np.zeros((2, example.CONTEXT + 1), np.int32)
+    traced = jax.make_jaxpr(
+        jax.grad(lambda state: example.loss_of(nnx.merge(graph, state), text))
+    )(state)
+    assert results_of("dot_general", traced) == {"f16"}
+    assert results_of("rsqrt", traced) == {"f32"}
+
+
+def test_the_equinox_model_multiplies_in_f16_and_normalises_in_f32():
+    example = module("jax_equinox")
+    batch = np.ones((2, 128), np.float32), np.zeros(2, np.int32)
+    model = example.Model(jax.random.key(0))
+    traced = eqx.filter_make_jaxpr(eqx.filter_grad(example.loss_of))(model, batch)[0]
+    assert results_of("dot_general", traced) == {"f16"}
+    assert results_of("rsqrt", traced) == {"f32"}
