@@ -15,6 +15,7 @@ from gradscale.jax import (
     loss_scaled,
     retried_value_and_grad,
 )
+from tests.jax.halves import as_half
 
 INF, NAN = float("inf"), float("nan")
 # Its gradient is 2 in f16, so a scale of 2^14 fits and one of 2^15 does not.
@@ -22,7 +23,7 @@ HIGHEST_FIT = 2.0**14
 
 
 def doubled(weight):
-    return (weight.astype(jnp.float16) * jnp.float16(2.0)).astype(jnp.float32)
+    return (as_half(weight) * jnp.float16(2.0)).astype(jnp.float32)
 
 
 def attempted(policy, fun=doubled, weight=1.0, **options):

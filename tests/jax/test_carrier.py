@@ -1,10 +1,10 @@
 """The states that carry a scale: how they are made, found and read."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 from flax import nnx
@@ -192,7 +192,8 @@ def test_the_last_step_shows_what_was_read():
     step = last(stepped(DynamicScale(init_scale=8.0), [GOOD]))
     assert isinstance(step, LastStep)
     assert (int(step.step), float(step.scale), float(step.amax)) == (1, 8.0, 16.0)
-    assert float(step.grad_norm) == float(np.sqrt(np.float32(6.0)))
+    # A root on a GPU is right to two ulps.
+    assert float(step.grad_norm) == pytest.approx(math.sqrt(6.0), rel=2.0**-22)
     assert step.peaks.tolist() == [16.0, 8.0]
     assert bool(step.applied) & bool(step.finite) & bool(step.norm_finite)
 

@@ -31,6 +31,7 @@ from gradscale.jax import (
     scaled_value_and_grad,
     value_and_grad,
 )
+from tests.jax.halves import as_half
 
 # Relative.
 TOLERANCES = {
@@ -67,7 +68,7 @@ def loss_of(params, batch):
 
     All gradients are small whole numbers: exact, whatever is fused.
     """
-    half = params["w"].astype(jnp.float16) * batch.astype(jnp.float16)
+    half = as_half(params["w"]) * as_half(batch)
     return half.astype(jnp.float32).sum() + params["b"].sum() * batch.min()
 
 
@@ -634,13 +635,12 @@ FITS, RETRIES_TO_FIT = 2.0**15, 5
 
 def half_product(w, x=1.0):
     """Overflow f16, going backward only, where the scale times x is above 65504."""
-    x = jnp.asarray(x, jnp.float16)
-    return (jnp.asarray(w).astype(jnp.float16) * x).astype(jnp.float32)
+    return (as_half(w) * as_half(x)).astype(jnp.float32)
 
 
 def steep(w):
     """Overflow f16, going backward, at any scale above 1/4."""
-    half = jnp.asarray(w).astype(jnp.float16)
+    half = as_half(w)
     return (half * jnp.float16(2.0**9) * jnp.float16(2.0**9)).astype(jnp.float32)
 
 
