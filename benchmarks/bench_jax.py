@@ -4,7 +4,9 @@ The contestants take turns in one run, each with parameters and state of its own
 are donated to every step, all with the same gradients. Times are those of steps that
 follow one another, divided by their number; "ahead" is the same step called through
 `jit(...).lower(...).compile()`. The time on the device is what the kernels of one step
-take together, kernels how many there are, reads how often a gradient is read.
+take together, kernels how many there are, reads how often a gradient is read. "Queued"
+is the time of steps that the host handed over while the device was busy with something
+else, as in training, where forward and backward pass come first.
 """
 
 import argparse
@@ -109,6 +111,28 @@ def arrays(shapes: list[tuple[int, ...]], seed: int) -> dict[str, jax.Array]:
     }
 
 
+class Load:
+    """Work for the device, long enough for the host to hand over several steps."""
+
+    def __init__(self, size: int, products: int) -> None:
+        def work(x: jax.Array) -> jax.Array:
+            return jax.lax.fori_loop(0, products, lambda _, y: (y @ x) / size, x)
+
+        self.x = jnp.ones((size, size), jnp.bfloat16)
+        self.work = jax.jit(work)
+        jax.block_until_ready(self.start())
+
+    def start(self) -> jax.Array:
+        """Hand it over; do not wait."""
+        return self.work(self.x)
+
+    def run(self) -> float:
+        """Return the seconds that it takes by itself."""
+        start = time.perf_counter()
+        jax.block_until_ready(self.start())
+        return time.perf_counter() - start
+
+
 class Contestant:
     """A compiled step with parameters and state of its own."""
 
@@ -124,11 +148,20 @@ class Contestant:
         self.ahead = self.step.lower(self.params, self.state, grads).compile()
         self.reads = reads_of_gradients(self.ahead.as_text(), len(shapes))
 
-    def run(self, steps: int = STEPS, *, ahead: bool = False) -> float:
-        """Take some steps, perhaps compiled ahead; return the time of one in ms."""
+    def run(
+        self, steps: int = STEPS, *, ahead: bool = False, before: Load | None = None
+    ) -> float:
+        """Take some steps, perhaps compiled ahead; return the time of one in ms.
+
+        With something before them, they wait for it on the device, and its time is
+        taken off.
+        """
         step = self.ahead if ahead else self.step
         jax.block_until_ready((self.params, self.state))
-        start = time.perf_counter()
+        load_s = before.run() if before else 0.0
+        start = time.perf_counter() + load_s
+        if before:
+            before.start()
         for _ in range(steps):
             self.params, self.state = step(self.params, self.state, self.grads)
         jax.block_until_ready((self.params, self.state))
@@ -189,8 +222,11 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
             contestants().items(), "compile " + name, console=Console(stderr=True)
         )
     }
+    # A CPU has no queue: a step runs when it is handed over.
+    load = None if jax.default_backend() == "cpu" else Load(8192, 160)
     times: dict[str, list[float]] = {impl: [] for impl in made}
     ahead: dict[str, list[float]] = {impl: [] for impl in made}
+    queued: dict[str, list[float]] = {impl: [] for impl in made}
     for turn in track(range(-1, rounds), name, console=Console(stderr=True)):
         order = list(made)
         # Nobody always goes first.
@@ -199,6 +235,7 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
             if turn >= 0:
                 times[impl].append(elapsed[0])
                 ahead[impl].append(elapsed[1])
+                queued[impl].append(made[impl].run(before=load) if load else 0.0)
     return [
         {
             "set": name,
@@ -211,6 +248,7 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
             "ratio_to_no_scaling": ratio(times[impl], times[BASE]),
             "ahead_p50": statistics.median(ahead[impl]),
             "ahead_ratio_to_no_scaling": ratio(ahead[impl], ahead[BASE]),
+            **in_queue(queued[impl], queued[BASE]),
             **on_device(contestant),
             "reads": contestant.reads,
             "compilations": contestant.step._cache_size(),
@@ -218,6 +256,16 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
         }
         for impl, contestant in made.items()
     ]
+
+
+def in_queue(ours: list[float], theirs: list[float]) -> dict[str, float]:
+    """Return the times of steps that the host handed over beforehand, if any."""
+    if not any(ours):
+        return {}
+    return {
+        "queued_p50": statistics.median(ours),
+        "queued_ratio_to_no_scaling": ratio(ours, theirs),
+    }
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
@@ -228,17 +276,16 @@ def ratio(ours: list[float], theirs: list[float]) -> float:
 def table(record: dict[str, Any]) -> Table:
     """Return the record as a table for the terminal."""
     shown = Table(title=f"Compiled update, ms ({record['device']})")
-    head = ("set", "implementation", "p20", "p50", "p80", "ratio", "ahead", "device")
-    for column in (*head, "kernels", "reads"):
+    head = ("set", "implementation", "p20", "p50", "p80", "ratio", "ahead", "queued")
+    for column in (*head, "device", "kernels", "reads"):
         shown.add_column(column, justify="left" if column[0] in "si" else "right")
     for row in record["rows"]:
         numbers = [f"{row[q]:.2f}" for q in ("p20", "p50", "p80")]
         numbers.append(f"{row['ratio_to_no_scaling']:.2f} x")
         numbers.append(f"{row['ahead_p50']:.2f}")
-        device = f"{row['device_ms']:.2f}" if "device_ms" in row else ""
-        kernels = f"{row['kernels']:.0f}" if "kernels" in row else ""
-        reads = f"{row['reads']:.2f}"
-        shown.add_row(row["set"], row["impl"], *numbers, device, kernels, reads)
+        for field in ("queued_p50", "device_ms", "kernels", "reads"):
+            numbers.append(f"{row[field]:.2f}" if field in row else "")
+        shown.add_row(row["set"], row["impl"], *numbers)
     return shown
 
 
