@@ -320,6 +320,19 @@ def test_a_bad_gradient_skips_the_step_and_backs_off(bad, max_norm):
     assert float(current_scale(state)) == 4.0
 
 
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_the_inner_optimizer_sees_zeros_instead_of_what_is_skipped(max_norm):
+    seen = []
+
+    def update(updates, state, params=None):
+        seen.append(updates.tolist())
+        return updates, state
+
+    inner = optax.GradientTransformation(lambda params: (), update)
+    first_update(inner, NoScale(), jnp.array([1.0, INF, NAN]), max_norm=max_norm)
+    assert seen == [[0.0, 0.0, 0.0]]
+
+
 def test_an_overflow_in_unscaling_skips_the_step():
     optimizer = loss_scaled(optax.sgd(1.0), StaticScale(scale=2.0**-113))
     updates, state = step(optimizer, jnp.full(1, 65504.0, jnp.float16), one(1.0))

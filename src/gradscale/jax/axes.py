@@ -27,6 +27,13 @@ class Axes(NamedTuple):
         """Return the axes of a value that JAX knows to hold shards of it."""
         return _varying(value) & self.tracked
 
+    def largest(self, value: jax.Array) -> jax.Array:
+        """Return the largest value of all devices."""
+        # JAX 0.11 refuses some of the axes if the value varies over others only.
+        same = self.tracked - _varying(value)
+        names = tuple(name for name in self.names if name not in same)
+        return lax.pmax(value, names) if names else value
+
 
 def axes_of(axis_name: AxisName) -> Axes:
     """Return the axes that `axis_name` names; none for None."""
@@ -40,8 +47,7 @@ def axes_of(axis_name: AxisName) -> Axes:
 
 def all_agree(flag: jax.Array, axis_name: AxisName) -> jax.Array:
     """Return bool[]: the flag is True on every device."""
-    names = axes_of(axis_name).names
-    return lax.pmin(flag.astype(jnp.int32), names) > 0 if names else flag
+    return axes_of(axis_name).largest((~flag).astype(jnp.int32)) == 0
 
 
 def left_to_the_compiler() -> bool:

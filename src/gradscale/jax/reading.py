@@ -12,7 +12,7 @@ from gradscale.core.state import Observed
 from gradscale.jax.axes import Axes, AxisName, axes_of, left_to_the_compiler
 from gradscale.jax.carrier import scale_of
 from gradscale.jax.leaves import Mask, gradients_in
-from gradscale.jax.sweep import Facts, sweep, sweep_together
+from gradscale.jax.sweep import Facts, computed_once, sweep, sweep_together
 
 # Squares are summed twice, of values made larger and smaller by this factor: one of
 # the sums neither overflows nor vanishes for any norm from 2^-113 to 2^113.
@@ -119,22 +119,11 @@ def read(
         amax = jnp.maximum(amax, _as_f32(peak))
         small, large = small + agreed.small, large + agreed.large
     in_order = jnp.concatenate(peaks)[np.argsort(order)]
-    finite, amax, norm = _computed_once(finite, amax, _norm(small, large))
-    return finite, amax, norm, _largest_over(in_order, axes)
-
-
-def _computed_once(
-    finite: jax.Array, amax: jax.Array, norm: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the same values, so that no kernel computes them anew.
-
-    On the CPU XLA repeats sums and comparisons in every kernel that uses their result,
-    so that each of 300 updates would join the facts of 300 arrays: minutes to compile.
-    It never repeats a sort. These three are in order already.
-    """
-    values = jnp.stack([finite.astype(jnp.float32), amax, norm])
-    _, (flag, amax, norm) = lax.sort((jnp.arange(3), values), num_keys=1)
-    return flag > 0.0, amax, norm
+    scalars = jnp.stack([finite.astype(jnp.float32), amax, _norm(small, large)])
+    if found is sweep:
+        (scalars,) = computed_once(scalars)
+    flag, amax, norm = scalars
+    return flag > 0.0, amax, norm, _largest_over(in_order, axes)
 
 
 def _agreed(total: Facts, axes: Axes) -> Facts:
@@ -143,15 +132,13 @@ def _agreed(total: Facts, axes: Axes) -> Facts:
     small, large = total.small, total.large
     if shards:
         small, large = lax.psum((small, large), shards)
-    bits = lax.pmax(total.bits, axes.names) if axes.names else total.bits
+    bits = axes.largest(total.bits)
     return Facts(bits, small.astype(jnp.float32), large.astype(jnp.float32))
 
 
 def _largest_over(peaks: jax.Array, axes: Axes) -> jax.Array:
     """Return the largest peaks of all devices, as integers on the way."""
-    if not axes.names:
-        return peaks
-    bits = lax.pmax(lax.bitcast_convert_type(peaks, jnp.int32), axes.names)
+    bits = axes.largest(lax.bitcast_convert_type(peaks, jnp.int32))
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 

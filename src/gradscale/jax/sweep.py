@@ -61,7 +61,7 @@ def sweep(
     shift: float,
     kind: Callable[[jax.Array], Any],
 ) -> Iterator[tuple[list[int], Facts]]:
-    """Read each array once; yield the facts of one after another.
+    """Read each array once; yield the facts of all of one kind.
 
     Args:
         leaves: (place, float[...]) each.
@@ -72,9 +72,25 @@ def sweep(
     Yields:
         The places of some arrays, and their facts, as many of each.
     """
+    groups = defaultdict(list)
     for place, leaf in leaves:
-        facts = _elements(wide(leaf), inverse, shift)
-        yield [place], Facts(*(fact.reshape(1) for fact in facts.total()))
+        total = _elements(wide(leaf), inverse, shift).total()
+        groups[total.bits.dtype, kind(total.small)].append((place, total))
+    for members in groups.values():
+        places, totals = zip(*members, strict=True)
+        facts = map(jnp.stack, zip(*totals, strict=True))
+        yield list(places), Facts(*computed_once(*facts))
+
+
+def computed_once(*values: jax.Array) -> tuple[jax.Array, ...]:
+    """Return vectors as they are, so that no kernel computes them anew.
+
+    On the CPU XLA repeats sums and comparisons in every kernel that uses their result,
+    so that each of 300 updates would join the facts of 300 arrays: minutes to compile.
+    It never repeats a sort, and here the keys are in order already.
+    """
+    keys = jnp.arange(values[0].size)
+    return tuple(lax.sort((keys, *values), num_keys=1)[1:])
 
 
 def sweep_together(
