@@ -77,6 +77,13 @@ def current_scale(opt_state: Any) -> jax.Array:
 
     Raises:
         StateError: There is no `loss_scaled` in it, or more than one.
+
+    >>> import optax
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import loss_scaled
+    >>> optimizer = optax.chain(loss_scaled(optax.sgd(0.1), DynamicScale()))
+    >>> float(current_scale(optimizer.init(jnp.ones(2))))
+    65536.0
     """
     return _array(only_state(opt_state).rule.scale)
 
@@ -86,6 +93,14 @@ def last(opt_state: Any) -> LastStep:
 
     Raises:
         StateError: There is no `loss_scaled` in the state, or more than one.
+
+    >>> import optax
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import loss_scaled
+    >>> optimizer = loss_scaled(optax.sgd(0.1), DynamicScale())
+    >>> _, state = optimizer.update(jnp.ones(2) / 0.0, optimizer.init(jnp.ones(2)))
+    >>> bool(last(state).applied), str(last(state).verdict)
+    (False, 'calibrating')
     """
     return only_state(opt_state).last
 
@@ -95,6 +110,14 @@ def counts(opt_state: Any) -> Counts:
 
     Raises:
         StateError: There is no `loss_scaled` in the state, or more than one.
+
+    >>> import optax
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import loss_scaled
+    >>> optimizer = loss_scaled(optax.sgd(0.1), DynamicScale())
+    >>> _, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))
+    >>> int(counts(state).applied), int(counts(state).skipped)
+    (1, 0)
     """
     return only_state(opt_state).counted
 
@@ -105,6 +128,19 @@ def raise_if_collapsed(opt_state: Any) -> None:
     Raises:
         ScaleCollapsed: Three steps in a row were not finite at the lowest scale.
         StateError: There is no `loss_scaled` in the state, or more than one.
+
+    >>> import optax
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import loss_scaled
+    >>> policy = DynamicScale(init_scale=1.0, min_scale=1.0)
+    >>> optimizer = loss_scaled(optax.sgd(0.1), policy)
+    >>> state = optimizer.init(jnp.ones(2))
+    >>> for _ in range(3):
+    ...     _, state = optimizer.update(jnp.ones(2) / 0.0, state)
+    >>> raise_if_collapsed(state)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    gradscale.errors.ScaleCollapsed: The scale has fallen to its floor of 1 ...
     """
     step = last(opt_state)
     if step.verdict is Verdict.COLLAPSE:
