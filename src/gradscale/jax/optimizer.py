@@ -19,6 +19,9 @@ from gradscale.jax.leaves import Mask, gradients_in, same_places, wide
 from gradscale.jax.reading import read
 from gradscale.jax.rule import multiplied, select, update
 
+# The smallest normal f32: XLA takes what is below for 0 on the CPU.
+SMALLEST = 2.0**-126
+
 
 def loss_scaled(
     inner: optax.GradientTransformation,
@@ -192,10 +195,10 @@ def _check_number(leaves: int, state: LossScaledState) -> None:
 
 def _check(max_norm: Any) -> None:
     number = isinstance(max_norm, Real) and not isinstance(max_norm, bool)
-    if max_norm is not None and not (number and 0.0 < f32(max_norm) < math.inf):
+    if max_norm is not None and not (number and SMALLEST <= f32(max_norm) < math.inf):
         raise ConfigError(
             f"max_norm={max_norm!r} is not a norm to clip to. Gradients are multiplied "
             "by max_norm / norm where that is below 1, so it must be a positive, "
-            "finite number. Pass 1.0, say, or None to leave gradients as they are.",
+            "normal f32. Pass 1.0, say, or None to leave gradients as they are.",
             code="GS101",
         )
