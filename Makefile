@@ -26,6 +26,7 @@ format: .venv/.dev
 bench: .venv/.dev
 	$(PY) -m benchmarks.bench_step --out benchmarks/results/step_cpu.json
 	$(PY) -m benchmarks.bench_defects --out benchmarks/results/defects.json
+	$(PY) -m benchmarks.bench_jax --set gpt2-124M --out benchmarks/results/jax_update_cpu.json
 	$(PY) -m benchmarks.bench_jax_defects --out benchmarks/results/jax_defects.json
 
 docs: .venv/.dev

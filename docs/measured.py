@@ -46,7 +46,7 @@ def _by_set(record: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     return sets
 
 
-# On a GPU only: a CPU has neither kernels nor a time of its own.
+# A CPU has only one of them: its kernels are not told apart from the host.
 JAX_FIGURES = (
     ("all kernels together", "device_ms", " ms"),
     ("a step, host included", "p50", " ms"),
@@ -64,6 +64,8 @@ def jax_table() -> str:
         record = json.loads(file.read_text())
         for name, rows in _by_set(record).items():
             for what, field, unit in JAX_FIGURES:
+                if not all(field in row for row in rows.values()):
+                    continue
                 figures = " | ".join(f"{r[field]:.4g}{unit}" for r in rows.values())
                 lines.append(f"| {name}, {record['device']}, {what} | {figures} |")
     return "\n".join(lines)
