@@ -49,7 +49,8 @@ def _by_set(record: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
 # A CPU has only one of them: its kernels are not told apart from the host.
 JAX_FIGURES = (
     ("all kernels together", "device_ms", " ms"),
-    ("a step, host included", "p50", " ms"),
+    ("a step while the device is busy", "queued_p50", " ms"),
+    ("a step by itself, host included", "p50", " ms"),
     ("number of kernels", "kernels", ""),
 )
 

@@ -329,7 +329,9 @@ def test_every_step_after_two_hundred_overflows_is_exact(stopped_by, name):
 
 
 def test_weights_are_finite_where_gradients_vanish_at_the_floor(stopped_by):
-    # Below 2^-116 the scaled gradient is smaller than any normal f32.
+    # Below 2^-116 the scaled gradient is smaller than any normal f32: a CPU takes it
+    # for 0, a GPU does not.
     _, weights = stopped_by("widest")
-    steps = -np.diff(weights[LONG - 1 :])
-    assert set(steps.tolist()) == {0.0, GRADIENT * RATE}
+    steps = set((-np.diff(weights[LONG - 1 :])).tolist())
+    assert GRADIENT * RATE in steps
+    assert steps <= {0.0, GRADIENT * RATE}
