@@ -12,6 +12,7 @@ else, as in training, where forward and backward pass come first.
 import argparse
 import gzip
 import json
+import os
 import re
 import statistics
 import tempfile
@@ -307,6 +308,8 @@ def main() -> None:
         jax.config.update("jax_compilation_cache_dir", cache)
         rows = [row for name in names for row in measure(name, args.rounds)]
     record = result("jax", jax_place(), rows, args.commit)
+    # XLA compiles something else under other flags.
+    record["xla_flags"] = os.environ.get("XLA_FLAGS", "")
     write(args.out, record)
     if args.json:
         print(json.dumps(record))

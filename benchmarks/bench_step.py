@@ -1,157 +1,233 @@
-"""Time everything after backward: check, unscale, clip, fused AdamW, scale update.
+"""Time everything after backward: check, unscale, clip at 1.0, AdamW, next scale.
 
-The implementations take turns in one run on the same parameters and gradients, so
-that their ratio means something even on a shared machine.
+The contestants take turns in one run on the same parameters and gradients, so that
+their ratios mean something even on a shared machine. On a GPU three clocks are read:
+
+  device  between two events, on a device that is kept busy while the host hands the
+          step over, as the backward pass does in training; p50 is of this one
+  wall    of a step by itself, host included; on a CPU p50 is of this one
+  host    until the host has handed the step over, never waiting for the device
+
+"waits" marks a contestant whose host waits for the device in the middle of a step.
+The floor is what the bytes that must move take at the speed of a plain copy, which is
+measured in the same run: 32 bytes a parameter, or 30 for f16 with f32 masters (one
+read of the gradients to check them, one pass of AdamW). Memory is what the scaler
+needs beside the optimizer, as a share of the parameters.
 """
 
-import argparse
-import json
-import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 from torch import Tensor
 
-import gradscale.torch
-from benchmarks.models import gpt2_shapes
-from benchmarks.record import quantiles, result, torch_place, write
-
-MAX_NORM = 1.0
-Step = Callable[[], None]
-
-
-SETS = {"gpt2-124M": gpt2_shapes(), "adapters-4000x1024": [(1024,)] * 4000}
-
-
-def torch_step(scaler: Any, params: list[Tensor], optimizer: Any) -> Step:
-    """Return torch's documented way to clip under a scaler."""
-
-    def step() -> None:
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(params, MAX_NORM)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
-
-
-def our_step(scaler: Any, optimizer: Any) -> Step:
-    """Return the same with the clip folded into the step."""
-
-    def step() -> None:
-        scaler.clip_grad_norm_(optimizer, MAX_NORM)
-        scaler.step(optimizer)
-        scaler.update()
-
-    return step
+from benchmarks.command import add_only, parser_for, save, show
+from benchmarks.contestants import (
+    BARE,
+    FUSED,
+    OWN,
+    STEP,
+    TORCH,
+    Contestant,
+    Optimizers,
+    chosen,
+    enter,
+)
+from benchmarks.memory import Meter
+from benchmarks.models import gpt2_shapes, llama_shapes
+from benchmarks.timing import (
+    Queue,
+    Step,
+    Stopwatch,
+    bytes_per_ms,
+    in_order,
+    in_turns,
+    queue_of,
+    ratio,
+)
 
 
-def contestants(params: list[Tensor], device: str) -> dict[str, Step]:
-    """Return the implementations by name; each has its own optimizer state."""
+@dataclass(frozen=True)
+class Set:
+    """Tensors to step.
 
-    def adamw() -> Any:
-        return torch.optim.AdamW(params, lr=1e-5, fused=True)
+    Attributes:
+        shapes: One for each parameter.
+        dtype: Of parameters and gradients.
+        floor_bytes: What must be read and written for each parameter.
+    """
 
-    def started(scaler: Any) -> Any:
-        # Large scales are not needed: time does not depend on the values.
-        scaler.scale(torch.zeros((), device=device))
-        return scaler
-
-    theirs = started(torch.amp.GradScaler(device))
-    same_loop = started(gradscale.torch.GradScaler(device))
-    folded = started(gradscale.torch.GradScaler(device))
-    return {
-        "torch.amp.GradScaler": torch_step(theirs, params, adamw()),
-        "gradscale": our_step(folded, adamw()),
-        "gradscale, torch's loop": torch_step(same_loop, params, adamw()),
-        "no scaler, no clip": adamw().step,
-    }
+    shapes: list[tuple[int, ...]]
+    dtype: torch.dtype = torch.float32
+    floor_bytes: int = 32
 
 
-def timed(step: Step, device: str) -> float:
-    """Return the time of one step in ms, host and device."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - start)
+SETS = {
+    "gpt2-124M": Set(gpt2_shapes()),
+    "gpt2-xl-1.56B": Set(gpt2_shapes(1600, 48)),
+    "llama-1.24B": Set(llama_shapes()),
+    "adapters-4000x1024": Set([(1024,)] * 4000),
+    "halves-1.24B": Set(llama_shapes(), torch.float16, 30),
+    "tiny": Set(gpt2_shapes(8, 1)),
+    "tiny-halves": Set(gpt2_shapes(8, 1), torch.float16, 30),
+}
+ON_CPU = ("gpt2-124M", "adapters-4000x1024")
+ON_GPU = (*ON_CPU, "gpt2-xl-1.56B", "llama-1.24B", "halves-1.24B")
+# Torch's fused AdamW reads the gradients as bare AdamW does, and they are read once
+# before and written back: 4 + 4 bytes on top of the bare step.
+EXTRA_OF_FUSED = 8
+
+COLUMNS = {
+    "set": "set",
+    "implementation": "impl",
+    "p50": "p50",
+    "wall": "wall_p50",
+    "host": "host_p50",
+    "× floor": "ratio_to_floor",
+    "× torch": "ratio_to_torch",
+    "× bare": "ratio_to_bare",
+    "memory": "memory_share",
+    "waits": "waits",
+}
 
 
-def measure(name: str, device: str, rounds: int) -> list[dict[str, Any]]:
-    """Time every contestant `rounds` times in turns; return one row for each."""
+def measure(
+    name: str,
+    device: str,
+    rounds: int,
+    only: Iterable[str] | None,
+    queue: Queue | None,
+    bandwidth: float,
+) -> list[dict[str, Any]]:
+    """Time every contestant in turns; return one row for each.
+
+    Args:
+        name: Of the set.
+        device: "cpu" or "cuda".
+        rounds: Timed turns of each contestant.
+        only: The contestants' names; by default all that can.
+        queue: The GPU's.
+        bandwidth: Bytes in a ms, for the floor.
+    """
+    tensors = SETS[name]
+    # Torch's scaler refuses f16 gradients, and torch's AdamW keeps no masters.
+    able = STEP if tensors.dtype is torch.float32 else {OWN: STEP[OWN]}
+    everyone = chosen(able, only)
+    if not everyone:
+        return []
     torch.manual_seed(0)
-    params = [torch.randn(shape, device=device) for shape in SETS[name]]
-    pristine = [torch.randn_like(p) for p in params]
-    for param in params:
-        param.requires_grad_().grad = torch.empty_like(param)
-    steps = contestants(params, device)
-    times: dict[str, list[float]] = {impl: [] for impl in steps}
-    for turn in track(
-        range(-2, rounds), description=name, console=Console(stderr=True)
-    ):
-        order = list(steps)
-        # Nobody always goes first.
-        for impl in order[turn % len(order) :] + order[: turn % len(order)]:
-            torch._foreach_copy_([p.grad for p in params], pristine)
-            elapsed = timed(steps[impl], device)
-            if turn >= 0:
-                times[impl].append(elapsed)
-    base = times["torch.amp.GradScaler"]
+    params = [torch.randn(s, device=device).to(tensors.dtype) for s in tensors.shapes]
+    pristine = [torch.randn_like(param) for param in params]
+    grads = [torch.empty_like(param) for param in params]
+    for param, grad in zip(params, grads, strict=True):
+        param.requires_grad_().grad = grad
+
+    def restore() -> None:
+        # For all, though bare and own AdamW leave gradients alone: the caches of the
+        # device are then in the same state for everybody.
+        torch._foreach_copy_(grads, pristine)
+
+    watches, memory = enter_all(everyone, params, restore, device, queue)
+    for impl in in_turns(list(watches), rounds, name):
+        watches[impl].take()
+    elements = sum(param.numel() for param in params)
+    floor = tensors.floor_bytes * elements / bandwidth
+    same = {
+        "set": name,
+        "dtype": "f32" if tensors.dtype is torch.float32 else "f16",
+        "elements": elements,
+        "tensors": len(params),
+        "rounds": rounds,
+        "floor_ms": floor,
+    }
+    extra = EXTRA_OF_FUSED * elements / bandwidth
     return [
-        {
-            "set": name,
-            "impl": impl,
-            "dtype": "f32",
-            "elements": sum(p.numel() for p in params),
-            "tensors": len(params),
-            "rounds": rounds,
-            **quantiles(taken),
-            "ratio_to_torch": statistics.median(
-                ours / theirs for ours, theirs in zip(taken, base, strict=True)
-            ),
-        }
-        for impl, taken in times.items()
+        {"impl": impl, **same, **watch.figures(), **memory[impl]}
+        | compared(impl, watches, floor, extra)
+        for impl, watch in watches.items()
     ]
 
 
-def table(record: dict[str, Any]) -> Table:
-    """Return the record as a table for the terminal."""
-    shown = Table(title=f"After backward, ms ({record['device']})")
-    for column in ("set", "implementation", "p20", "p50", "p80", "against torch"):
-        shown.add_column(column, justify="left" if column[0] in "si" else "right")
-    for row in record["rows"]:
-        numbers = [f"{row[q]:.2f}" for q in ("p20", "p50", "p80")]
-        ratio = f"{row['ratio_to_torch']:.2f} x"
-        shown.add_row(row["set"], row["impl"], *numbers, ratio)
+def enter_all(
+    everyone: dict[str, Contestant],
+    params: list[Tensor],
+    restore: Step,
+    device: str,
+    queue: Queue | None,
+) -> tuple[dict[str, Stopwatch], dict[str, dict[str, float]]]:
+    """Return a warm stopwatch for every contestant, and what memory it needs."""
+    optimizers = Optimizers(params)
+    watches: dict[str, Stopwatch] = {}
+    memory: dict[str, dict[str, float]] = {}
+    for impl, who in everyone.items():
+        meter = Meter() if device == "cuda" else None
+        entered = enter(who, params, optimizers, device)
+        if meter is not None:
+            meter.made(entered.optimizer)
+        prepare = in_order(restore, entered.scale)
+        watch = Stopwatch(entered.step, prepare, device, queue)
+        watch.warm_up()
+        memory[impl] = {}
+        if meter is not None:
+            size = sum(param.nbytes for param in params)
+            memory[impl] = meter.read(entered.step, entered.optimizer, size)
+        watches[impl] = watch
+    return watches, memory
+
+
+def compared(
+    impl: str, watches: dict[str, Stopwatch], floor: float, extra: float
+) -> dict[str, float]:
+    """Return how a contestant's times compare with the floor and with the others'.
+
+    Args:
+        impl: Its name.
+        watches: Of all that took part.
+        floor: In ms.
+        extra: ms for what gradscale adds to torch's bare fused AdamW at the least.
+    """
+    ours = watches[impl].main()
+    shown = {"ratio_to_floor": ratio(ours, [floor] * len(ours))}
+    if TORCH in watches:
+        theirs = watches[TORCH]
+        shown["ratio_to_torch"] = ratio(ours, theirs.main())
+        shown["wall_ratio_to_torch"] = ratio(
+            watches[impl].times["wall"], theirs.times["wall"]
+        )
+    if BARE in watches:
+        alone = watches[BARE].main()
+        shown["ratio_to_bare"] = ratio(ours, alone)
+        if impl == FUSED:
+            least = [ms + extra for ms in alone]
+            shown["ratio_to_bare_and_8_bytes"] = ratio(ours, least)
     return shown
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure, write the JSON file, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
-    parser.add_argument("--rounds", type=int, default=15, help="timed turns for each")
-    parser.add_argument("--set", choices=tuple(SETS), help="only this set of tensors")
-    parser.add_argument("--commit", default="", help="where git cannot tell it")
-    parser.add_argument("--json", action="store_true", help="print JSON, no table")
-    args = parser.parse_args()
-    names = [args.set] if args.set else list(SETS)
-    rows = [row for name in names for row in measure(name, args.device, args.rounds)]
-    record = result("step", torch_place(args.device), rows, args.commit)
-    write(args.out, record)
-    if args.json:
-        print(json.dumps(record))
-    else:
-        Console(width=100).print(table(record))
+    parser = parser_for(__doc__, "step", rounds=15)
+    parser.add_argument(
+        "--set",
+        action="append",
+        choices=tuple(SETS),
+        help=f"may be repeated; by default {', '.join(ON_CPU)}, and all on a GPU",
+    )
+    add_only(parser, STEP)
+    args = parser.parse_args(arguments)
+    queue = queue_of(args.device)
+    bandwidth = bytes_per_ms(args.device, queue)
+    ceilings = {"bandwidth_gb_s": bandwidth / 1e6}
+    rows: list[dict[str, Any]] = []
+    for name in args.set or (ON_GPU if args.device == "cuda" else ON_CPU):
+        rows += measure(name, args.device, args.rounds, args.only, queue, bandwidth)
+        save(args, "step", rows, **ceilings)
+        # Scalers and optimizers refer to each other: gone only once collected.
+        gc.collect()
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
+    show(args, "step", rows, COLUMNS, "After backward, ms", **ceilings)
 
 
 if __name__ == "__main__":

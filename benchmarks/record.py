@@ -6,13 +6,17 @@ import platform
 import statistics
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 
 def quantiles(times: Sequence[float]) -> dict[str, float]:
     """Return the 20th, 50th and 80th percentile of times in ms."""
+    if len(times) == 1:
+        return dict.fromkeys(("p20", "p50", "p80"), times[0])
     fifths = statistics.quantiles(times, n=5, method="inclusive")
     return {"p20": fifths[0], "p50": statistics.median(times), "p80": fifths[3]}
 
@@ -36,7 +40,10 @@ def torch_place(device: str) -> Place:
     name = f"CPU, {torch.get_num_threads()} threads"
     if device == "cuda":
         name = torch.cuda.get_device_name()
-    return Place(name, {"torch": torch.__version__})
+    versions = {"torch": str(torch.__version__)}
+    with suppress(PackageNotFoundError):
+        versions["triton"] = version("triton")
+    return Place(name, versions)
 
 
 def jax_place() -> Place:

@@ -40,6 +40,9 @@ WITH_EXAMPLES = [
     "gradscale.jax.precision",
     "gradscale.jax.reading",
     "gradscale.jax.rule",
+    "gradscale.torch.optim.adam",
+    "gradscale.torch.optim.lion",
+    "gradscale.torch.optim.sgd",
     "gradscale.torch.scaler",
 ]
 

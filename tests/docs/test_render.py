@@ -16,6 +16,12 @@ def elsewhere(tmp_path, monkeypatch):
     """Where the page is written instead of docs/codes.md."""
     path = tmp_path / "codes.md"
     monkeypatch.setattr(render, "CODES", path)
+    copies = []
+    for page in render.MEASURED:
+        copy = tmp_path / page.name
+        copy.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+        copies.append(copy)
+    monkeypatch.setattr(render, "MEASURED", tuple(copies))
     return path
 
 

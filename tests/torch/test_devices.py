@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from gradscale import ConfigError, GradscaleWarning
 from gradscale.torch import GradScaler
 from gradscale.torch.devices import device_type, is_there
-from gradscale.torch.gradients import _read_on_device
+from gradscale.torch.plain_reading import read_on_device
 from gradscale.torch.unscaling import inverse
 from tests.torch.training import INF, backward, parameter
 
@@ -133,8 +133,8 @@ def test_reading_on_a_device_without_f64_makes_none(dtype, norm_type):
     # "meta" stands for MPS: neither cuda nor cpu.
     grads = [torch.ones(3, dtype=dtype, device="meta") for _ in range(2)]
     with NoF64():
-        peak, each, norm = _read_on_device(grads, norm_type)
-    assert (peak.dtype, each.dtype) == (torch.float32, torch.float32)
+        peak, each, norm = read_on_device(grads, norm_type)
+    assert (peak.dtype, each().dtype) == (torch.float32, torch.float32)
     assert norm is None or norm.dtype is torch.float32
 
 

@@ -4,15 +4,13 @@ import pytest
 import torch
 
 from gradscale.torch import GradScaler
-from gradscale.torch.fused import handed_over, is_fused, prepare_momentum, wants_scaler
+from gradscale.torch.fused import handed_over, prepare_momentum
 from tests.torch.training import (
     FUSED,
     INF,
     NAN,
-    PLAIN,
     Custom,
     CustomFused,
-    OlderProtocol,
     backward,
     iterate,
     parameter,
@@ -20,23 +18,6 @@ from tests.torch.training import (
 
 SGD = torch.optim.SGD
 fused = pytest.mark.parametrize("make", FUSED.values(), ids=FUSED)
-
-
-@fused
-def test_a_fused_optimizer_is_known(make):
-    assert is_fused(make([parameter(2)]))
-
-
-@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
-def test_a_plain_optimizer_is_known(make):
-    assert not is_fused(make([parameter(2)]))
-
-
-@pytest.mark.parametrize(
-    ("make", "wants"), [(OlderProtocol, True), (CustomFused, False), (Custom, False)]
-)
-def test_who_wants_the_scaler_itself_is_known(make, wants):
-    assert wants_scaler(make([parameter(2)])) is wants
 
 
 @pytest.mark.parametrize(("grad", "found"), [(1.0, 0.0), (INF, 1.0), (NAN, 1.0)])

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradscale.torch import gradients as room
 from gradscale.torch.gathering import gather
-from gradscale.torch.gradients import CHUNK, SMALL, read
+from gradscale.torch.gradients import read
+from gradscale.torch.plain_reading import CHUNK, SMALL, read_on_device, read_on_host
 from tests.torch.training import INF, NAN, TOLERANCE
 
 CPU = torch.device("cpu")
@@ -137,8 +137,8 @@ def test_amax_is_the_largest_magnitude(values):
 def test_reading_where_it_lies_equals_reading_on_a_device(halves, floats, norm_type):
     for values, dtype in ((halves, torch.float16), (floats, torch.float32)):
         grads = [torch.tensor(values, dtype=dtype), torch.tensor(3.0, dtype=dtype)]
-        here = room._read_on_host(grads, norm_type)
-        there = room._read_on_device(grads, norm_type)
+        here = read_on_host(grads, norm_type)
+        there = read_on_device(grads, norm_type)
         assert torch.equal(here[0].nan_to_num(-1.0), there[0].nan_to_num(-1.0))
         if norm_type is not None and math.isfinite(here[0]):
             assert here[2].item() == pytest.approx(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gradscale import PYTHON, DynamicScale, Observed, ScaleState, StaticScale
 from gradscale.core.state import FixedState
 from gradscale.core.verdicts import StepRecord
-from gradscale.torch.ledger import ROW, new_account, new_ledger, record_of
+from gradscale.torch.ledger import RING, ROW, new_account, new_ledger, record_of
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 
 CPU = torch.device("cpu")
@@ -32,7 +32,15 @@ def _part(skip=0.0, *, stepped=True, norm=None):
 
 def _settle(policy, state, ledger, *parts, hold=False, forced=None):
     forced = None if forced is None else torch.tensor(forced)
-    settle(policy, state, ledger, parts, hold_on_bad_loss=hold, forced_scale=forced)
+    settle(
+        policy,
+        state,
+        ledger,
+        parts,
+        hold_on_bad_loss=hold,
+        forced_scale=forced,
+        kernels="plain",
+    )
 
 
 def _record(account):
@@ -164,11 +172,42 @@ def test_a_part_that_did_not_step_is_neither_applied_nor_skipped():
 
 def test_an_idle_account_says_that_nothing_was_read():
     ledger, account = new_ledger(CPU, 8.0), new_account(CPU, applied=4, skipped=1)
-    settle_idle(ledger, [account])
+    settle_idle(ledger, [account], whole=True)
     assert account.counts() == (4, 1)
     record = _record(account)
     assert record.step == 6
     assert (record.read, record.applied, record.grad_norm) == (False, False, None)
+    assert _record(ledger.total) == record._replace(step=1)
+
+
+def test_an_optimizer_that_is_idle_beside_others_leaves_the_total_alone():
+    ledger, account = new_ledger(CPU, 8.0), new_account(CPU)
+    settle_idle(ledger, [account], whole=False)
+    assert account.tally.tolist() == [1, 0, 0]
+    assert ledger.total.tally.tolist() == [0, 0, 0]
+    assert not ledger.ring.any()
+
+
+def test_the_row_of_each_step_goes_to_its_place_in_the_ring():
+    policy, ledger, rows = DynamicScale(init_scale=8.0), new_ledger(CPU, 8.0), []
+    state = _state(policy)
+    for skip in (0.0, 1.0, 0.0):
+        _settle(policy, state, ledger, _part(skip))
+        rows.append(ledger.total.row.tolist())
+    _settle(policy, state, ledger, _part(1.0), _part())
+    rows.append(ledger.total.row.tolist())
+    settle_idle(ledger, [], whole=True)
+    rows.append(ledger.total.row.tolist())
+    assert ledger.ring[:5].tolist() == rows
+    assert not ledger.ring[5:].any()
+
+
+@pytest.mark.parametrize("updates", [RING - 1, RING, 7 * RING + 5])
+def test_the_ring_goes_round_by_the_count_of_updates(updates):
+    policy, ledger = DynamicScale(init_scale=8.0), new_ledger(CPU, 8.0)
+    ledger.total.set_tally(updates, 0)
+    _settle(policy, _state(policy), ledger, _part())
+    assert ledger.ring.any(dim=1).nonzero().tolist() == [[updates % RING]]
 
 
 def test_an_account_stands_at_the_counts_it_was_made_with():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscale.torch import GradScaler
-from gradscale.torch.fused import is_fused
+from gradscale.torch.paths import unscales_itself
 
 Grad = float | Sequence[float] | Tensor
 
@@ -157,7 +157,7 @@ PLAIN = {
 _AWARE = [
     kind
     for kind in _KINDS
-    if is_fused(kind([torch.zeros(1, requires_grad=True)], fused=True))
+    if unscales_itself(kind([torch.zeros(1, requires_grad=True)], fused=True))
 ]
 FUSED = {f"{kind.__name__}-fused": _of_torch(kind, fused=True) for kind in _AWARE} | {
     "CustomFused": CustomFused

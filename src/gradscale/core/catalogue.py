@@ -464,6 +464,47 @@ for batch in batches:
         ),
     ),
     Entry(
+        code="GS110",
+        name="triton-failed",
+        summary="Triton could not build or start a kernel; plain PyTorch is used",
+        meaning=(
+            "On a GPU the scaler and its optimizers run Triton kernels. Triton "
+            "compiles them when they are first used, for which it needs a C compiler, "
+            "a driver that fits and a GPU that it knows. One of these failed; the "
+            "message gives Triton's own words. From here on plain PyTorch operations "
+            "do the work. Nothing was lost: a kernel that does not start has written "
+            "nothing."
+        ),
+        why=(
+            "The results are the same to rounding, but a step takes longer: the "
+            "gradients are read more than once, and each operation is launched on its "
+            "own."
+        ),
+        example="""\
+# On a machine without a C compiler.
+scaler = gradscale.torch.GradScaler("cuda")
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+scaler = gradscale.torch.GradScaler("cuda", kernels="plain")
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Install what the message asks for, mostly a C compiler such as gcc.",
+            "Install the Triton that belongs to your PyTorch: pip show torch lists it.",
+            "Pass kernels='triton' to have the failure raised where it happens.",
+            "Pass kernels='plain' to do without Triton and without this warning.",
+        ),
+    ),
+    Entry(
         code="GS201",
         name="overflow",
         summary="A gradient was not finite; the step was skipped",

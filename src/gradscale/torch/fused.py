@@ -1,6 +1,5 @@
 """PyTorch's protocol for optimizers that unscale and skip in their own kernels."""
 
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,22 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def is_fused(optimizer: Any) -> bool:
-    """Return whether the optimizer takes `grad_scale` and `found_inf`."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-
-
-def wants_scaler(optimizer: Any) -> bool:
-    """Return whether `step` still takes the scaler itself, the older protocol."""
-    return "grad_scaler" in inspect.signature(optimizer.step).parameters
+from gradscale.torch.kernels.lists import Seen
 
 
 @contextmanager
 def handed_over(
-    optimizer: Any, grad_scale: Tensor | None, found_inf: Tensor
+    optimizer: Any,
+    grad_scale: Tensor | None,
+    found_inf: Tensor,
+    seen: Seen | None = None,
 ) -> Iterator[None]:
-    """Lend the optimizer its two attributes for one step.
+    """Lend the optimizer its attributes for one step.
 
     A `grad_scale` that the user had set is used up by the step, as in torch, and given
     back if the step fails.
@@ -32,18 +26,23 @@ def handed_over(
         optimizer: A fused optimizer.
         grad_scale: f32[], what the gradients are divided by; None to leave them.
         found_inf: f32[], 1 to skip the step, else 0. The kernels test for exactly 1.
+        seen: Its gradients as they were just looked at; None if it cannot use them.
     """
     preset = getattr(optimizer, "grad_scale", None)
     if preset is not None:
         grad_scale = preset if grad_scale is None else preset * grad_scale
     optimizer.grad_scale = grad_scale
     optimizer.found_inf = found_inf
+    if seen is not None:
+        optimizer.seen = seen
     done = False
     try:
         yield
         done = True
     finally:
         del optimizer.grad_scale, optimizer.found_inf
+        if seen is not None:
+            del optimizer.seen
         if preset is not None and not done:
             optimizer.grad_scale = preset
 
@@ -59,7 +58,8 @@ def prepare_momentum(optimizer: Any) -> bool:
         True if the buffers could not be prepared: the flag must be read before this
         one step.
     """
-    if not isinstance(optimizer, torch.optim.SGD):
+    own = getattr(optimizer, "write_back", None) is not None
+    if own or not isinstance(optimizer, torch.optim.SGD):
         return False
     must_know = False
     for group in optimizer.param_groups:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -11,12 +12,17 @@ from gradscale.errors import GradientError
 from gradscale.torch.gradients import Gradients
 from gradscale.torch.names import names_of
 
+_GRAD, _DTYPE, _VERSION = map(attrgetter, ("grad", "dtype", "_version"))
 REAL_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
 @torch.no_grad()
 def gather(
-    params: Iterable[Tensor], *, allow_fp16: bool, names: Iterable[Any] = ()
+    params: Iterable[Tensor],
+    *,
+    allow_fp16: bool,
+    names: Iterable[Any] = (),
+    before: Gradients | None = None,
 ) -> Gradients:
     """Collect the gradients of `params`, refusing by name what cannot be unscaled.
 
@@ -27,40 +33,60 @@ def gather(
         params: The parameters; those without a gradient are passed over.
         allow_fp16: Accept f16 gradients.
         names: What `names_of` needs to name a parameter in an error.
+        before: What was gathered of the same parameters before: gradients that lie
+            where those lay do not overlap either.
     """
     params = list(params)
-    return _gather_ordinary(params, allow_fp16) or _gather_any(
-        params, allow_fp16, names
-    )
+    if not torch.compiler.is_compiling():
+        ordinary = _gather_ordinary(params, allow_fp16, before)
+        if ordinary is not None:
+            return ordinary
+    return _gather_any(params, allow_fp16, names)
 
 
-def _gather_ordinary(params: list[Tensor], allow_fp16: bool) -> Gradients | None:
-    """Return the gradients if all are dense, contiguous and apart; else None.
+def _gather_ordinary(
+    params: list[Tensor], allow_fp16: bool, before: Gradients | None
+) -> Gradients | None:
+    """Return the gradients if all are dense, contiguous, alike and apart; else None.
 
-    A few passes over whole lists: for 4000 parameters, half the time of one loop that
-    asks each for everything.
+    Passes over whole lists at the speed of C: for 4000 parameters, a fifth of the time
+    of one loop that asks each for everything.
     """
-    if torch.compiler.is_compiling() or not all(isinstance(p, Tensor) for p in params):
+    if not set(map(type, params)) <= {Tensor, torch.nn.Parameter}:
         return None
-    pairs = [(p, grad) for p in params if (grad := p.grad) is not None]
-    owners, tensors = [p for p, _ in pairs], [grad for _, grad in pairs]
+    tensors = list(map(_GRAD, params))
+    kinds = set(map(type, tensors))
+    if kinds != {Tensor}:
+        if kinds != {Tensor, type(None)}:
+            return None
+        params = [
+            p for p, grad in zip(params, tensors, strict=True) if grad is not None
+        ]
+        tensors = list(map(_GRAD, params))
+    dtypes = set(map(_DTYPE, tensors))
     accepted = REAL_DTYPES if allow_fp16 else REAL_DTYPES - {torch.float16}
-    ordinary = (
-        len(pairs) == len(params)
-        and {type(t) for t in tensors} == {Tensor}
-        and {t.dtype for t in tensors} <= accepted
-        and {t.layout for t in tensors} == {torch.strided}
-        and all(t.is_contiguous() for t in tensors)
-        and not any(t._is_view() for t in tensors)
-    )
-    if not ordinary:
+    if len(dtypes) > 1 or not dtypes <= accepted:
         return None
-    addresses = [t.data_ptr() for t in tensors]
-    # An empty tensor has no address.
-    if len(set(addresses)) < len(addresses) or 0 in addresses:
+    if len(set(map(Tensor.get_device, tensors))) > 1:
         return None
-    marks = list(zip(addresses, (t._version for t in tensors), strict=True))
-    return Gradients(owners, tensors, marks, len(tensors), False, False)
+    try:
+        addresses = list(map(Tensor.data_ptr, tensors))
+        contiguous = all(map(Tensor.is_contiguous, tensors))
+    except (RuntimeError, NotImplementedError):
+        # A sparse tensor has neither.
+        return None
+    kind = tensors[0].device, dtypes.pop()
+    known = before is not None and addresses == before.addresses and kind == before.kind
+    if not contiguous or not (known or _seem_apart(tensors, addresses)):
+        return None
+    versions = list(map(_VERSION, tensors))
+    return Gradients(params, tensors, addresses, versions, kind, len(tensors))
+
+
+def _seem_apart(tensors: list[Tensor], addresses: list[int]) -> bool:
+    """Return whether each has memory of its own; an empty one has no address."""
+    distinct = len(set(addresses)) == len(addresses) and 0 not in addresses
+    return distinct and not any(map(Tensor._is_view, tensors))
 
 
 def _gather_any(
@@ -68,7 +94,8 @@ def _gather_any(
 ) -> Gradients:
     owners: list[Tensor] = []
     tensors: list[Tensor] = []
-    marks: list[tuple[int, int]] = []
+    addresses: list[int] = []
+    versions: list[int] = []
     by_address: dict[int, Tensor] = {}
     halves: list[Tensor] = []
     tracing = torch.compiler.is_compiling()
@@ -100,12 +127,15 @@ def _gather_any(
                 continue
             by_address[address] = grad
             views |= grad._is_view()
-            marks.append((address, grad._version))
+            addresses.append(address)
+            versions.append(grad._version)
         owners.append(param)
         tensors.append(grad)
     if halves:
         raise _fp16_refused(halves, names)
-    gradients = Gradients(owners, tensors, marks, present, shared, sharded)
+    gradients = Gradients(
+        owners, tensors, addresses, versions, None, present, shared, sharded
+    )
     if views:
         _check_apart(gradients, names)
     return gradients

@@ -1,22 +1,18 @@
 """The gradients of an optimizer, and what one read of them shows."""
 
-import ctypes
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradscale.torch.devices import moved
-
-# Many small reads cost more than one copy: 4000 x 1024 in
-# benchmarks/results/step_cpu.json.
-SMALL = 16384
-# Partial sums of this many squares keep 6 digits in f32, and the piece stays in the
-# cache: half the time of two reads, benchmarks/results/step_cpu.json.
-CHUNK = 2**20
+from gradscale.torch.kernels.decision import Decision
+from gradscale.torch.kernels.readers import KindFacts, Reader
+from gradscale.torch.plain_reading import read_on_device, read_on_host
 
 
 class Gradients(NamedTuple):
@@ -26,7 +22,8 @@ class Gradients(NamedTuple):
         params: The parameter behind each entry of `tensors`.
         tensors: float[...] each; views where the gradient is complex, sparse or a
             DTensor, so that writing into them changes the gradient.
-        marks: (address, version) of each: equal marks mean untouched values.
+        addresses, versions: Of each: where both are the same, so are the values.
+        kind: (device, dtype) of all of them; None if they may differ.
         present: How many parameters have a gradient, empty and shared ones included.
         shared: Two parameters have one and the same gradient.
         sharded: Some parameter is a DTensor.
@@ -34,49 +31,102 @@ class Gradients(NamedTuple):
 
     params: list[Tensor]
     tensors: list[Tensor]
-    marks: list[tuple[int, int]]
+    addresses: list[int]
+    versions: list[int]
+    kind: tuple[torch.device, torch.dtype] | None
     present: int
-    shared: bool
-    sharded: bool
+    shared: bool = False
+    sharded: bool = False
 
 
-class Reading(NamedTuple):
+@dataclass
+class KindReading:
+    """What was read of the gradients of one dtype on one device.
+
+    Attributes:
+        dtype, device: Theirs.
+        positions: The place of each among all gradients.
+        peaks: Returns float[n], the largest magnitude of each, NaN if there is one;
+            None where none of them can be a culprit.
+        peak: f32[] or f64[], the largest of all; None if `facts` are there.
+        norm: f32[] or f64[], their norm; None if it was not asked for, or if `facts`
+            are there.
+        facts: What a kernel has read of each.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    positions: list[int]
+    peaks: Callable[[], Tensor] | None = None
+    peak: Tensor | None = None
+    norm: Tensor | None = None
+    facts: KindFacts | None = None
+
+
+@dataclass
+class Reading:
     """What one read of the gradients showed. On the device; making it never syncs.
 
     Attributes:
-        marks: The marks of the gradients that were read.
-        params: Their parameters.
-        groups: For each dtype and device, (dtype, peak): peak is f32[] or f64[] on
-            the home device, the largest magnitude, NaN if there is one.
-        peaks: (positions, peaks) for each group: float[n] on the group's device, one
-            for each parameter; None where the group is known to be harmless.
-        devices: Where the gradients are.
-        norm: f32[] or f64[] on the home device, the norm of the gradients as they
-            are; None if it was not asked for.
+        params: The parameters of the gradients that were read.
+        kinds: What was read of each dtype and device.
+        home: Where the facts go.
+        norm_type: The order of the norm that was asked for, or None.
     """
 
-    marks: list[tuple[int, int]]
     params: list[Tensor]
-    groups: list[tuple[torch.dtype, Tensor]]
-    peaks: list[tuple[list[int], Tensor | None]]
-    devices: list[torch.device]
-    norm: Tensor | None
+    kinds: list[KindReading]
+    home: torch.device
+    norm_type: float | None
+    _groups: list[tuple[torch.dtype, Tensor]] | None = None
+    _norm: Tensor | None = None
 
-    def found(self, multiplier: Tensor) -> Tensor:
+    @property
+    def devices(self) -> list[torch.device]:
+        """Where the gradients are."""
+        return [kind.device for kind in self.kinds]
+
+    @property
+    def groups(self) -> list[tuple[torch.dtype, Tensor]]:
+        """For each kind its dtype and f32[] or f64[], its largest magnitude."""
+        # functools.cached_property has a lock, which torch.compile refuses.
+        if self._groups is None:
+            self._groups = [(k.dtype, moved(_peak(k), self.home)) for k in self.kinds]
+        return self._groups
+
+    @property
+    def norm(self) -> Tensor | None:
+        """f32[] or f64[], the norm of the gradients as they are, if asked for."""
+        if self._norm is None and self.norm_type is not None:
+            order = self.norm_type
+            norms = [moved(_norm(kind, order), self.home) for kind in self.kinds]
+            self._norm = combine_norms(norms, order)
+        return self._norm
+
+    def with_norm(self, norm_type: float) -> "Reading | None":
+        """Return the reading with this norm, if it can be told without another read."""
+        if self.norm_type == norm_type:
+            return self
+        told = norm_type in (2.0, math.inf) and all(k.facts for k in self.kinds)
+        return Reading(self.params, self.kinds, self.home, norm_type) if told else None
+
+    def found(self, factor: Tensor, *, divide: bool = False) -> Tensor:
         """Return 1 if a gradient is not finite, or would not be once multiplied.
 
         Rounding is monotonic, so the largest magnitude answers for all of them.
 
         Args:
-            multiplier: f32[], on the home device.
+            factor: f32[], on the home device.
+            divide: They will be divided by it, which may differ in the last bit.
 
         Returns:
             f32[], exactly 0 or 1.
         """
         # 0 * x is 0 for what is finite and NaN for all else.
         flags = [
-            torch.nan_to_num(0.0 * (peak * multiplier).to(dtype), nan=1.0).float()
+            torch.nan_to_num(0.0 * used.to(dtype), nan=1.0).float()
             for dtype, peak in self.groups
+            for used in [peak / factor if divide else peak * factor]
         ]
         return largest(flags)
 
@@ -84,20 +134,52 @@ class Reading(NamedTuple):
         """Return the largest magnitude as f32[]."""
         return largest([peak.float() for _, peak in self.groups])
 
+    def decide(self, scale: Tensor, max_norm: float | None) -> Decision | None:
+        """Return all that follows, by one launch; None if no kernel can say it.
+
+        Args:
+            scale: f32[], the scale behind the gradients, on the home device.
+            max_norm: The largest 2-norm to let through; None to let all through.
+        """
+        kind = self.kinds[0]
+        if kind.facts is None or len(self.kinds) > 1 or kind.device != self.home:
+            return None
+        return kind.facts.decide(scale, max_norm)
+
     def culprits(self, multiplier: Tensor) -> list[Tensor]:
         """Return the parameters behind `found(multiplier)`. Syncs."""
+        # A clip of what is not finite is no number, and would make all culprits.
+        multiplier = torch.where(torch.isfinite(multiplier), multiplier, 1.0)
         places: list[int] = []
-        for (dtype, _), (positions, peaks) in zip(self.groups, self.peaks, strict=True):
-            if peaks is not None:
-                here = peaks * multiplier.to(peaks.device)
-                finite = torch.isfinite(here.to(dtype)).tolist()
-                places += [i for i, ok in zip(positions, finite, strict=True) if not ok]
+        for kind in self.kinds:
+            if kind.peaks is not None:
+                here = kind.peaks() * multiplier.to(kind.device)
+                finite = torch.isfinite(here.to(kind.dtype)).tolist()
+                both = zip(kind.positions, finite, strict=True)
+                places += [i for i, ok in both if not ok]
         return [self.params[i] for i in sorted(places)]
+
+
+def _peak(kind: KindReading) -> Tensor:
+    if kind.facts is not None:
+        return kind.facts.peaks.amax()
+    assert kind.peak is not None
+    return kind.peak
+
+
+def _norm(kind: KindReading, norm_type: float) -> Tensor:
+    if kind.facts is not None:
+        return _peak(kind) if norm_type == math.inf else kind.facts.squares.sum().sqrt()
+    assert kind.norm is not None
+    return kind.norm
 
 
 @torch.no_grad()
 def read(
-    gradients: Gradients, home: torch.device, norm_type: float | None = None
+    gradients: Gradients,
+    home: torch.device,
+    norm_type: float | None = None,
+    reader: Reader | None = None,
 ) -> Reading:
     """Read the gradients once; write nothing.
 
@@ -109,21 +191,30 @@ def read(
         home: Where the facts go.
         norm_type: Also take the norm of this order, summed wide enough not to
             overflow where the norm does not.
+        reader: Reads by kernels what it can; None for plain operations.
     """
-    groups, peaks, norms, devices = [], [], [], []
-    for (device, dtype), positions, tensors in by_kind(gradients.tensors):
-        on_host = device.type == "cpu" and not torch.compiler.is_compiling()
-        read_group = _read_on_host if on_host else _read_on_device
-        peak, each, norm = read_group(tensors, norm_type)
-        groups.append((dtype, moved(peak, home)))
-        peaks.append((positions, each))
-        devices.append(device)
-        if norm is not None:
-            norms.append(moved(norm, home))
-    total = None
-    if norm_type is not None:
-        total = combine_norms(norms, norm_type)
-    return Reading(gradients.marks, gradients.params, groups, peaks, devices, total)
+    kinds = []
+    groups = (
+        by_kind(gradients.tensors)
+        if gradients.kind is None
+        else [(gradients.kind, list(range(gradients.present)), gradients.tensors)]
+    )
+    begins = None if gradients.kind is None else gradients.addresses
+    for (device, dtype), positions, tensors in groups:
+        facts = (
+            None
+            if reader is None
+            else reader.read(tensors, norm_type, (device, dtype), begins)
+        )
+        if facts is not None:
+            kind = KindReading(dtype, device, positions, facts.each, facts=facts)
+        else:
+            on_host = device.type == "cpu" and not torch.compiler.is_compiling()
+            read_kind = read_on_host if on_host else read_on_device
+            peak, peaks, norm = read_kind(tensors, norm_type)
+            kind = KindReading(dtype, device, positions, peaks, peak, norm)
+        kinds.append(kind)
+    return Reading(gradients.params, kinds, home, norm_type)
 
 
 def by_kind(
@@ -154,84 +245,3 @@ def combine_norms(norms: Sequence[Tensor], norm_type: float) -> Tensor:
     if len(norms) == 1:
         return norms[0]
     return torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)
-
-
-def _read_on_device(
-    tensors: list[Tensor], norm_type: float | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    wide = _at_least_f32(tensors[0].dtype)
-    each = torch.stack(torch._foreach_norm(tensors, math.inf, dtype=wide))
-    peak = each.amax()
-    if norm_type is None:
-        return peak, each, None
-    if norm_type == math.inf:
-        return peak, each, peak
-    # MPS and some XPU devices have no f64.
-    if tensors[0].device.type in ("cuda", "cpu"):
-        wide = torch.float64
-    norms = torch._foreach_norm(tensors, norm_type, dtype=wide)
-    return peak, each, torch.linalg.vector_norm(torch.stack(norms), norm_type)
-
-
-def _read_on_host(
-    tensors: list[Tensor], norm_type: float | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    dtype = tensors[0].dtype
-    add_squares = norm_type == 2.0 and dtype in (torch.float32, torch.float64)
-    pieces = _pieces(tensors)
-    extremes: list[Tensor] = []
-    squares: list[Tensor] = []
-    for piece in pieces:
-        extremes += torch.aminmax(piece)
-        if add_squares:
-            # Right after, while the piece is in the cache: one read of the memory.
-            squares.append(torch.dot(piece, piece))
-    peak = torch.stack(extremes).abs().amax().to(_at_least_f32(dtype))
-    highest = _value(peak)
-    # Only a peak beyond this can be a culprit, now or when it is unscaled.
-    harmless = torch.finfo(dtype).max * 2.0**-32
-    each = None if highest <= harmless else _peaks_on_host(tensors)
-    if norm_type is None:
-        return peak, each, None
-    if norm_type == math.inf or not 0.0 < highest < math.inf:
-        return peak, each, peak
-    return peak, each, _norm_on_host(pieces, squares, norm_type)
-
-
-def _pieces(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the elements of all tensors as vectors of at most `CHUNK`."""
-    small = [tensor for tensor in tensors if tensor.numel() < SMALL]
-    flat = [t.reshape(-1) for t in tensors if t.numel() >= SMALL]
-    if small:
-        flat.append(torch._utils._flatten_dense_tensors(small))
-    return [piece for vector in flat for piece in vector.split(CHUNK)]
-
-
-def _peaks_on_host(tensors: list[Tensor]) -> Tensor:
-    extremes = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors]
-    return torch.stack(extremes).to(_at_least_f32(tensors[0].dtype))
-
-
-def _norm_on_host(
-    pieces: list[Tensor], squares: list[Tensor], norm_type: float
-) -> Tensor:
-    if squares:
-        norm = torch.stack(squares).double().sum().sqrt()
-        # An overflow is inf; squares that all underflow would look like a norm of 0.
-        if 1e-15 < _value(norm) < math.inf:
-            return norm
-    norms = [
-        torch.linalg.vector_norm(piece, norm_type, dtype=torch.float64)
-        for piece in pieces
-    ]
-    return torch.linalg.vector_norm(torch.stack(norms), norm_type)
-
-
-def _value(scalar: Tensor) -> float:
-    # A load from host memory: no operator runs and nothing is waited for.
-    kind = ctypes.c_double if scalar.dtype is torch.float64 else ctypes.c_float
-    return kind.from_address(scalar.data_ptr()).value
-
-
-def _at_least_f32(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype is torch.float64 else torch.float32

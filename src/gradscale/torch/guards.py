@@ -19,7 +19,7 @@ from gradscale.errors import (
     OrderError,
     ScaleCollapsed,
 )
-from gradscale.torch.ledger import record_of
+from gradscale.torch.ledger import ROW, record_of
 
 _BAD_TENSOR = (
     "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
@@ -54,7 +54,7 @@ class Watchman:
                 "GS205",
                 stacklevel=5,
             )
-        if late_row[-1]:
+        if late_row[ROW.index("refused")]:
             self._warn_once(
                 "refused",
                 "A scale given to update() as a tensor was outside "

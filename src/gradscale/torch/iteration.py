@@ -21,11 +21,20 @@ def fresh_state() -> dict[str, Any]:
     return {"stage": OptState.READY, "found_inf_per_device": {}}
 
 
-def skip_of(state: dict[str, Any], home: torch.device) -> Tensor:
-    """Return f32[], exactly 0 or 1, from the flags of all devices."""
-    flags = [
-        moved(flag.reshape(()), home) for flag in state["found_inf_per_device"].values()
-    ]
+def skip_of(
+    state: dict[str, Any], home: torch.device, judged: Tensor | None = None
+) -> Tensor:
+    """Return f32[], exactly 0 or 1, from the flags of all devices.
+
+    Args:
+        state: The optimizer's own.
+        home: Where the answer goes.
+        judged: f32[], a flag that is known to be exactly 0 or 1.
+    """
+    given = list(state["found_inf_per_device"].values())
+    if len(given) == 1 and given[0] is judged and judged.device == home:
+        return judged
+    flags = [moved(flag.reshape(()), home) for flag in given]
     # Flags may come from elsewhere and be sums: only 0 and 1 are understood.
     return largest(flags).clamp(0.0, 1.0)
 

@@ -2,29 +2,64 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradscale.core.verdicts import StepRecord
 
-# The fields of a row, in order; all f32. Flags are 0 where all is well, so that they
-# can be written as they come; `record_of` turns them round.
-ROW = (
-    "scale",
-    "stepped",
-    "skipped",
-    "found",
-    "loss_trace",
-    "norm_found",
-    "read",
-    "uncalibrated",
-    "grown",
-    "floor_steps",
-    "amax",
-    "grad_norm",
-    "refused",
-)
+
+class Kept(NamedTuple):
+    """What the device keeps from step to step; f32[] each.
+
+    Attributes:
+        loss_trace: 0 while every loss since the last update was finite, then NaN.
+        uncalibrated: 0 once a finite step was seen.
+        grown: 1 if the last update raised the scale.
+        floor_steps: Steps in a row that were not finite at the floor.
+        refused: 1 if the last scale given as a tensor was out of bounds.
+    """
+
+    loss_trace: Tensor
+    uncalibrated: Tensor
+    grown: Tensor
+    floor_steps: Tensor
+    refused: Tensor
+
+
+class Facts(NamedTuple):
+    """What one step adds to them; f32[] each.
+
+    Flags are 0 where all is well, so that they can be written as they come;
+    `record_of` turns them round. The first three are what a tally counts.
+
+    Attributes:
+        read: 1 if some gradient was read.
+        stepped: 1 if a step was asked for.
+        skipped: 1 if it was to be skipped.
+        scale: The scale that multiplied the loss.
+        found: 1 if an element was not finite.
+        norm_found: 1 if the norm was not usable.
+        amax: The largest scaled magnitude.
+        grad_norm: The norm of the unscaled gradients; -1 if nobody asked.
+    """
+
+    read: Tensor
+    stepped: Tensor
+    skipped: Tensor
+    scale: Tensor
+    found: Tensor
+    norm_found: Tensor
+    amax: Tensor
+    grad_norm: Tensor
+
+
+KEPT = Kept._fields
+# The fields of a row, in order.
+ROW = (*Facts._fields, *KEPT)
+# Steps that a graph may replay before the host looks again; 3 KiB of rows.
+RING = 64
 
 
 @dataclass
@@ -34,13 +69,18 @@ class Account:
     Attributes:
         row: f32[len(ROW)], the facts of the last step.
         tally: i64[3], updates, steps asked for, steps skipped.
+        start: The updates that the tally was last set to, on the host.
+        starts: How often it was set.
     """
 
     row: Tensor
     tally: Tensor
+    start: int = 0
+    starts: int = 0
 
     def set_tally(self, applied: int, skipped: int) -> None:
         """Set the counts in place."""
+        self.start, self.starts = applied + skipped, self.starts + 1
         for place, count in enumerate((applied + skipped, applied + skipped, skipped)):
             self.tally[place].fill_(count)
 
@@ -57,27 +97,45 @@ class Ledger:
     Attributes:
         debt: i32[], the part of the policy's state that torch has no name for.
         used_scale: f32[], the scale that multiplied the last loss.
-        loss_trace: f32[], 0 while every loss since the last update was finite, then
-            NaN.
-        uncalibrated: f32[], 0 once a finite step was seen.
-        grown: f32[], 1 if the last update raised the scale.
-        floor_steps: f32[], steps in a row that were not finite at the floor.
-        refused: f32[], 1 if the last scale given as a tensor was out of bounds.
+        kept: f32[len(KEPT)], the fields of `Kept`; the properties are views of it.
         total: The account of all optimizers together.
+        ring: f32[RING, len(ROW)], its last rows: that of step s at (s - 1) % RING.
         zero, one, unasked: f32[], 0, 1 and -1, never written.
     """
 
     debt: Tensor
     used_scale: Tensor
-    loss_trace: Tensor
-    uncalibrated: Tensor
-    grown: Tensor
-    floor_steps: Tensor
-    refused: Tensor
+    kept: Tensor
     total: Account
+    ring: Tensor
     zero: Tensor
     one: Tensor
     unasked: Tensor
+
+    @property
+    def loss_trace(self) -> Tensor:
+        """f32[], as in `Kept`."""
+        return self.kept[KEPT.index("loss_trace")]
+
+    @property
+    def uncalibrated(self) -> Tensor:
+        """f32[], as in `Kept`."""
+        return self.kept[KEPT.index("uncalibrated")]
+
+    @property
+    def grown(self) -> Tensor:
+        """f32[], as in `Kept`."""
+        return self.kept[KEPT.index("grown")]
+
+    @property
+    def floor_steps(self) -> Tensor:
+        """f32[], as in `Kept`."""
+        return self.kept[KEPT.index("floor_steps")]
+
+    @property
+    def refused(self) -> Tensor:
+        """f32[], as in `Kept`."""
+        return self.kept[KEPT.index("refused")]
 
 
 def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Account:
@@ -96,19 +154,18 @@ def new_ledger(device: torch.device, scale: float) -> Ledger:
     def number(value: float) -> Tensor:
         return torch.full((), value, dtype=torch.float32, device=device)
 
-    return Ledger(
+    ledger = Ledger(
         debt=torch.zeros((), dtype=torch.int32, device=device),
         used_scale=number(scale),
-        loss_trace=number(0.0),
-        uncalibrated=number(1.0),
-        grown=number(0.0),
-        floor_steps=number(0.0),
-        refused=number(0.0),
+        kept=torch.zeros(len(KEPT), device=device),
         total=new_account(device),
+        ring=torch.zeros(RING, len(ROW), device=device),
         zero=number(0.0),
         one=number(1.0),
         unasked=number(-1.0),
     )
+    ledger.uncalibrated.fill_(1.0)
+    return ledger
 
 
 def record_of(row: Sequence[float], step: int) -> StepRecord:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -13,10 +13,16 @@ from gradscale.errors import GradientError
 from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
+from gradscale.torch.flag import Flag
 from gradscale.torch.gathering import gather
 from gradscale.torch.gradients import Gradients, Reading, largest, read
+from gradscale.torch.kernels.decision import Decision
+from gradscale.torch.kernels.lists import Seen
+from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.names import names_of
 from gradscale.torch.unscaling import inverse, multiply_
+
+_GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
 
 
 @dataclass
@@ -26,6 +32,7 @@ class OpenStep:
     Attributes:
         optimizer: Whose step it is; None if only its flags are known.
         names: Where its parameters' names are looked up.
+        reader: What reads its gradients by kernels; None for plain operations.
         gradients: As last gathered; None before that.
         accepts_fp16: They were gathered with f16 ones accepted.
         reading: What they showed when they were last read.
@@ -33,6 +40,8 @@ class OpenStep:
             None while it is as backward left it.
         leftover: (skip, scale), f32[] each: a fused optimizer that skipped has left its
             gradients scaled. None if they are unscaled in any case.
+        just_read: The reading is of this very call: nobody can have changed anything.
+        decision: What a kernel has made of the reading and of `clip`.
         clip: The clip that waits to be folded into the step, or was applied.
         found: f32[], 1 if an element was not finite on any rank, else 0.
         norm_found: f32[], 1 if a norm was not usable on any rank, else 0.
@@ -41,15 +50,21 @@ class OpenStep:
         scale: f32[], the scale behind the gradients where it is not the one that
             multiplied the last loss.
         unscaled_before: It was unscaled before an update, and is taken up after it.
+        skip: f32[], exactly 1 if the step is to be skipped, else 0, as it was judged;
+            None if that is not known.
+        flag: The decision on its way to the host, for an optimizer that must be told.
     """
 
     optimizer: Any = None
     names: tuple[Any, ...] = ()
+    reader: Reader | None = None
     gradients: Gradients | None = None
     accepts_fp16: bool = False
     reading: Reading | None = None
+    just_read: bool = False
     versions: list[int] | None = None
     leftover: tuple[Tensor, Tensor] | None = None
+    decision: Decision | None = None
     clip: Clip | None = None
     found: Tensor | None = None
     norm_found: Tensor | None = None
@@ -57,6 +72,8 @@ class OpenStep:
     multiplier: Tensor | None = None
     scale: Tensor | None = None
     unscaled_before: bool = False
+    skip: Tensor | None = None
+    flag: Flag | None = None
 
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer."""
@@ -66,17 +83,42 @@ class OpenStep:
         self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
     ) -> Gradients:
         """Bring the reading up to date; one that still holds is kept."""
-        held = self.reading
-        gradients = self.gradients
+        gradients, held = self.gradients, self.reading
         if gradients is None or held is None or not self._untouched(allow_fp16):
-            gradients = gather(self.params(), allow_fp16=allow_fp16, names=self.names)
+            before = None if self.reader is None else self.reader.before
+            gradients = gather(
+                self.params(), allow_fp16=allow_fp16, names=self.names, before=before
+            )
+            if self.reader is not None:
+                self.reader.before = gradients._replace(params=[], tensors=[])
             self.gradients, self.accepts_fp16 = gradients, allow_fp16
         elif norm_type is None:
             return gradients
-        self.reading = None
+        elif self.versions is None:
+            # As backward left them: what was read of them still holds.
+            known = held.with_norm(norm_type)
+            if known is not None:
+                self.reading = known
+                return gradients
+        self.reading = self.decision = None
         if gradients.tensors:
-            self.reading = read(gradients, home, norm_type)
+            self.reading = read(gradients, home, norm_type, self.reader)
         return gradients
+
+    def decide(self, scale: Tensor, max_norm: float | None) -> Decision | None:
+        """Let one kernel make all of the reading, if it can; return what it made.
+
+        Args:
+            scale: f32[], the scale behind the gradients.
+            max_norm: Also clip by this 2-norm; None without a clip.
+        """
+        self.decision = None
+        if self.clip is None and self.reading is not None:
+            self.decision = self.reading.decide(scale, max_norm)
+        if self.decision is not None and max_norm is not None:
+            made = self.decision
+            self.clip = Clip(made.norm, made.coef, made.norm_found)
+        return self.decision
 
     def _untouched(self, allow_fp16: bool) -> bool:
         """Return whether the gradients are the very ones that were gathered last."""
@@ -84,12 +126,13 @@ class OpenStep:
         if torch.compiler.is_compiling() or self.accepts_fp16 > allow_fp16:
             return False
         tensors = self.gradients.tensors
-        now = [grad for param in self.params() if (grad := param.grad) is not None]
-        versions = [version for _, version in self.gradients.marks]
+        now = list(map(_GRAD, self.params()))
+        if len(now) != len(tensors):
+            now = [grad for grad in now if grad is not None]
         return (
             len(now) == len(tensors)
             and all(map(is_, now, tensors))
-            and [tensor._version for tensor in tensors] == versions
+            and list(map(_VERSION, tensors)) == self.gradients.versions
         )
 
     def look(
@@ -97,19 +140,19 @@ class OpenStep:
         multiplier: Tensor,
         found_inf: Tensor | None,
         *,
-        allow_fp16: bool,
+        grad_scale: Tensor | None,
         params_clip: Clip | None,
         loss_trace: Tensor | None,
         group: Any,
     ) -> dict[torch.device, Tensor]:
-        """Read the gradients once; return whether to skip, for each of their devices.
+        """Judge the reading; return whether to skip, for each of the devices.
 
         Args:
             multiplier: f32[] or f32[1], what the gradients are or will be multiplied
                 by; what overflows by it counts as not finite.
             found_inf: f32[] or f32[1], 1 if the step is to be skipped anyway; None is
                 0.
-            allow_fp16: Accept f16 gradients.
+            grad_scale: f32[], what the optimizer will divide by, if it does so itself.
             params_clip: A clip of bare parameters, which may ask for a skip too.
             loss_trace: f32[], set to NaN if it is NaN on any rank.
             group: The ranks that decide together.
@@ -117,23 +160,36 @@ class OpenStep:
         Returns:
             f32 of `found_inf`'s shape, 0 or 1; nothing if there is no gradient at all.
         """
-        gradients = self.read(allow_fp16=allow_fp16, home=multiplier.device)
+        gradients = self.gradients
+        assert gradients is not None
         together = group is not None or gradients.sharded
         # A rank without gradients still takes part: the others would wait for it.
         if gradients.present == 0 and not together:
             return {}
         self.multiplier = multiplier.reshape(())
+        made = self.decision
+        if made is not None and multiplier is not made.multiplier:
+            made = None
         if self.reading is None:
             self.found = self.amax = torch.zeros_like(self.multiplier)
+        elif made is not None:
+            self.found, self.amax = made.found, made.amax
         else:
-            self.found = self.reading.found(self.multiplier)
+            divide = grad_scale is not None
+            factor = self.multiplier if grad_scale is None else grad_scale
+            self.found = self.reading.found(factor, divide=divide)
             self.amax = self.reading.amax()
         clips = [clip.found for clip in (self.clip, params_clip) if clip is not None]
         self.norm_found = largest(clips) if clips else None
+        if made is not None and not together and params_clip is found_inf is None:
+            self.skip = made.skip
+            return {made.skip.device: made.skip}
         if together:
             self._agree(loss_trace, group)
         flags = [f for f in (self.found, self.norm_found, found_inf) if f is not None]
         found = reduce(torch.maximum, flags)
+        # Flags from elsewhere may be sums.
+        self.skip = found if found_inf is None else None
         devices = {found.device} if self.reading is None else self.reading.devices
         return {device: moved(found, device) for device in devices}
 
@@ -149,11 +205,27 @@ class OpenStep:
         if loss_trace is not None:
             loss_trace.copy_(torch.where(bad_loss == 0.0, 0.0, torch.nan))
 
-    def close(self, leftover: tuple[Tensor, Tensor] | None = None) -> None:
-        """Note that the gradients are unscaled from here on, but for `leftover`."""
+    def seen(self) -> Seen | None:
+        """Return the gradients for an optimizer that need not look again."""
+        found = self.gradients
+        if found is None or found.kind is None:
+            return None
+        return Seen(found.params, found.tensors, found.addresses, found.kind)
+
+    def close(
+        self, leftover: tuple[Tensor, Tensor] | None = None, *, written: bool = True
+    ) -> None:
+        """Note that the gradients are unscaled from here on, but for `leftover`.
+
+        Args:
+            leftover: See the attribute.
+            written: Somebody may have written to them since they were gathered.
+        """
         self.leftover = leftover
         if self.gradients is not None and not torch.compiler.is_compiling():
-            self.versions = [tensor._version for tensor in self.gradients.tensors]
+            self.versions = self.gradients.versions
+            if written:
+                self.versions = list(map(_VERSION, self.gradients.tensors))
 
     def culprits(self) -> list[str]:
         """Return the names of the parameters that were not finite. Syncs."""

@@ -30,16 +30,20 @@ from gradscale.torch.clipping import (
 )
 from gradscale.torch.counting import StepCount, postfix
 from gradscale.torch.devices import device_type, is_there, moved, warn_disabled
-from gradscale.torch.fused import handed_over, is_fused, prepare_momentum, wants_scaler
+from gradscale.torch.flag import Flag
+from gradscale.torch.fused import handed_over, prepare_momentum
 from gradscale.torch.gathering import gather
 from gradscale.torch.gradients import combine_norms
 from gradscale.torch.iteration import Iteration, params_of, skip_of
+from gradscale.torch.kernels import Kernels
+from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.late_backward import watch_backward
 from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
-from gradscale.torch.mailbox import Mailbox
+from gradscale.torch.mailbox import LateRow, Mailbox
 from gradscale.torch.names import names_of
 from gradscale.torch.open_step import OpenStep, unscale_once_
 from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
+from gradscale.torch.paths import Path, Way, path_of, unscales_itself, way_of
 from gradscale.torch.scaling import map_outputs, times, trace_of
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 from gradscale.torch.unscaling import inverse, multiply_
@@ -77,7 +81,8 @@ class GradScaler(torch.amp.GradScaler):
         model: Names the culprits by the model's parameter names. Not pickled.
         process_group: The ranks that decide together; None where gradients arrive
             reduced, as under DDP.
-        kernels: "auto", or "plain" for plain torch operations only.
+        kernels: "auto" for Triton where it runs, "plain" for plain torch operations
+            only, "triton" to insist.
         allow_fp16: Accept float16 gradients in `unscale_` and with every optimizer.
         recheck: Read the gradients again in `step` after an explicit `unscale_`, so
             that what was written into them in between is checked too.
@@ -100,13 +105,13 @@ class GradScaler(torch.amp.GradScaler):
         guard: Literal["report", "raise"] = "report",
         model: torch.nn.Module | None = None,
         process_group: Any = None,
-        kernels: Literal["auto", "plain"] = "auto",
+        kernels: Kernels = "auto",
         allow_fp16: bool = False,
         recheck: bool = False,
     ) -> None:
         self._device = device_type(device)
         guards.check_choice("guard", guard, ("report", "raise"))
-        guards.check_choice("kernels", kernels, ("auto", "plain"))
+        guards.check_choice("kernels", kernels, ("auto", "plain", "triton"))
         self._enabled = bool(enabled)
         if self._enabled and not is_there(self._device):
             warn_disabled(self._device, self._frames_to_caller)
@@ -130,6 +135,7 @@ class GradScaler(torch.amp.GradScaler):
         """Set what lives only as long as the process."""
         self._ledger: Ledger | None = None
         self._accounts: dict[int, Account] = {}
+        self._readers: dict[int, Reader] = {}
         self._iteration = Iteration()
         self._mailbox = Mailbox()
         self._watchman = guards.Watchman()
@@ -199,21 +205,29 @@ class GradScaler(torch.amp.GradScaler):
             return
         if state["stage"] is not OptState.READY:
             raise guards.unscaled_before(state["stage"] is OptState.STEPPED)
-        multiplier = self._multiplier(step)
         state["found_inf_per_device"] = self._unscale_grads_(
-            optimizer, multiplier, torch.zeros_like(multiplier), self._allow_fp16
+            optimizer,
+            self._judged_multiplier(step, self._allow_fp16),
+            None,
+            self._allow_fp16,
         )
         state["stage"] = OptState.UNSCALED
+        step.decision = None
         if step.clip is not None:
             step.clip = step.clip.applied()
 
     def _unscale_grads_(
-        self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+        self,
+        optimizer: Any,
+        inv_scale: Tensor,
+        found_inf: Tensor | None,
+        allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         """Read and multiply the gradients; return whether to skip, by device."""
         step = self._open_step(optimizer)
         found = self._look(step, inv_scale, found_inf, allow_fp16)
         if found:
+            self._send_ahead(step, found)
             others = [s for s in self._iteration.steps.values() if s is not step]
             unscale_once_(step, others, inv_scale)
             step.close()
@@ -223,7 +237,9 @@ class GradScaler(torch.amp.GradScaler):
         """Read the gradients and write nothing; the optimizer itself unscales."""
         self._check_scale_growth_tracker("_check_inf_per_device")
         step = self._open_step(optimizer)
-        found = self._look(step, self._multiplier(step), None, True)
+        multiplier = self._judged_multiplier(step, True)
+        divisor = None if step.decision is not None else self._grad_scale(step)
+        found = self._look(step, multiplier, None, True, divisor)
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
         return found
 
@@ -233,20 +249,48 @@ class GradScaler(torch.amp.GradScaler):
         multiplier: Tensor,
         found_inf: Tensor | None,
         allow_fp16: bool,
+        grad_scale: Tensor | None = None,
     ) -> dict[torch.device, Tensor]:
+        if not step.just_read:
+            step.read(allow_fp16=allow_fp16, home=multiplier.device)
+        step.just_read = False
         return step.look(
             multiplier,
             found_inf,
-            allow_fp16=allow_fp16,
+            grad_scale=grad_scale,
             params_clip=self._iteration.params_clip,
             loss_trace=None if self._ledger is None else self._ledger.loss_trace,
             group=self._process_group,
         )
 
+    def _send_ahead(self, step: OpenStep, found: dict[torch.device, Tensor]) -> None:
+        """Start the flag on its way before anything else is queued."""
+        told = unscales_itself(step.optimizer)
+        if not told and len(found) == 1 and _host_may_act():
+            step.flag = Flag.start(next(iter(found.values())))
+
+    def _judged_multiplier(self, step: OpenStep, allow_fp16: bool) -> Tensor:
+        """Read the gradients and let a kernel judge them; return the multiplier."""
+        scale, _ = self._books("unscale_")
+        step.read(allow_fp16=allow_fp16, home=scale.device)
+        step.just_read = True
+        if step.decision is None:
+            step.decide(self._scale_behind(step), None)
+        return self._multiplier(step)
+
     def _multiplier(self, step: OpenStep) -> Tensor:
         """Return what turns this step's gradients into unscaled and clipped ones."""
+        if step.decision is not None:
+            return step.decision.multiplier
         multiplier = inverse(self._scale_behind(step))
         return multiplier if step.clip is None else multiplier * step.clip.coef
+
+    def _grad_scale(self, step: OpenStep) -> Tensor:
+        """Return what an optimizer that unscales itself is to divide by."""
+        if step.decision is not None:
+            return step.decision.grad_scale
+        scale = self._scale_behind(step)
+        return scale if step.clip is None else scale / step.clip.coef
 
     def _scale_behind(self, step: OpenStep) -> Tensor:
         """Return the scale that multiplied the loss of this step's gradients.
@@ -297,6 +341,7 @@ class GradScaler(torch.amp.GradScaler):
         self, optimizers: list[Any], max_norm: float, norm_type: float
     ) -> Tensor:
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
+        alone = len(optimizers) == 1 and self._iteration.params_clip is None
         steps, norms = [], []
         for optimizer in optimizers:
             step = self._open_step(optimizer)
@@ -304,11 +349,15 @@ class GradScaler(torch.amp.GradScaler):
             if stage is OptState.STEPPED:
                 raise guards.clipped_late(optimizer)
             ready = stage is OptState.READY
-            allow_fp16 = self._allow_fp16 or (ready and is_fused(optimizer))
+            allow_fp16 = self._allow_fp16 or (ready and unscales_itself(optimizer))
             gradients = step.read(
                 allow_fp16=allow_fp16, home=scale.device, norm_type=norm_type
             )
             refuse_sharded(gradients, type(optimizer).__name__)
+            if alone and ready and norm_type == 2.0:
+                decision = step.decide(self._scale_behind(step), max_norm)
+                if decision is not None:
+                    return decision.norm
             if step.reading is not None and step.reading.norm is not None:
                 factor = self._multiplier(step) if ready else torch.ones_like(scale)
                 steps.append((step, factor))
@@ -321,7 +370,7 @@ class GradScaler(torch.amp.GradScaler):
         return norm.float()
 
     def _clip_step(self, step: OpenStep, clip: Clip) -> None:
-        step.clip = clip.after(step.clip)
+        step.clip, step.decision = clip.after(step.clip), None
         if self._iteration.stage(step) is OptState.READY:
             return
         assert step.gradients is not None
@@ -368,7 +417,7 @@ class GradScaler(torch.amp.GradScaler):
         self._check_scale_growth_tracker("step")
         if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
             raise guards.stepped_before()
-        if is_fused(optimizer) and wants_scaler(optimizer):
+        if way_of(optimizer) is Way.OLDER:
             returned = self._step_older_protocol(optimizer, args, kwargs)
         else:
             returned = self._step_checked(optimizer, args, kwargs)
@@ -379,7 +428,8 @@ class GradScaler(torch.amp.GradScaler):
         scale, _ = self._check_scale_growth_tracker("step")
         step = self._open_step(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
-        fused = is_fused(optimizer)
+        way = way_of(optimizer)
+        fused = way is not Way.FLAG
         if state["stage"] is OptState.UNSCALED:
             self._iteration.agree_again(step, scale.device, self._process_group)
             if self._recheck:
@@ -396,26 +446,35 @@ class GradScaler(torch.amp.GradScaler):
             return None
         if not fused:
             return self._maybe_opt_step(optimizer, state, *args, **kwargs)
-        found_inf = skip_of(state, scale.device)
+        found_inf = skip_of(state, scale.device, step.skip)
         if prepare_momentum(optimizer) and found_inf.item():
             guards.tell_scheduler(optimizer)
             return None
         grad_scale = leftover = None
         if state["stage"] is OptState.READY:
-            grad_scale = self._scale_behind(step)
-            leftover = found_inf, grad_scale
-            if step.clip is not None:
-                grad_scale = grad_scale / step.clip.coef
-        with handed_over(optimizer, grad_scale, found_inf):
+            grad_scale = self._grad_scale(step)
+            left = found_inf if way is Way.FUSED else torch.ones_like(found_inf)
+            leftover = left, self._scale_behind(step)
+        seen = step.seen() if way is Way.OWN and leftover is not None else None
+        with handed_over(optimizer, grad_scale, found_inf, seen):
             returned = optimizer.step(*args, **kwargs)
-        step.close(leftover)
+        step.close(leftover, written=seen is None)
         return returned
 
     def _maybe_opt_step(
         self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
         scale, _ = self._check_scale_growth_tracker("step")
-        if skip_of(optimizer_state, scale.device).item():
+        step = self._iteration.steps.get(id(optimizer))
+        flag = None if step is None else step.flag
+        if flag is not None and flag.stands_for(
+            optimizer_state["found_inf_per_device"]
+        ):
+            skip = flag.value()
+        else:
+            # Nothing was sent ahead, or the decision has changed since.
+            skip = bool(skip_of(optimizer_state, scale.device).item())
+        if skip:
             guards.tell_scheduler(optimizer)
             return None
         return optimizer.step(*args, **kwargs)
@@ -466,23 +525,25 @@ class GradScaler(torch.amp.GradScaler):
                 parts,
                 hold_on_bad_loss=self._guard == "raise",
                 forced_scale=forced,
+                kernels=self._kernels,
             )
         elif forced is not None:
             force_scale(self._policy, self._state(), ledger, forced)
         elif not idle:
             raise guards.nothing_to_update()
         if idle:
-            everyone = [] if parts else [ledger.total]
-            settle_idle(ledger, everyone + [self._account(key) for key in idle])
+            accounts = [self._account(key) for key in idle]
+            settle_idle(ledger, accounts, whole=not parts)
         self._iteration.end(ledger.used_scale)
         if (parts or idle) and _host_may_act():
-            self._act_on_late_facts(self._mailbox.exchange(ledger.total.row))
+            self._act_on_late_facts(self._mailbox.exchange(ledger))
 
-    def _act_on_late_facts(self, late: list[float] | None) -> None:
+    def _act_on_late_facts(self, late: list[LateRow] | None) -> None:
         if late is None:
             return
         try:
-            self._watchman.act(late, self._policy, lambda: self.last)
+            for _, row in late:
+                self._watchman.act(row, self._policy, lambda: self.last)
         except ScaleCollapsed:
             # Who catches it goes on: what is on its way must not raise again.
             self._mailbox.clear()
@@ -497,7 +558,7 @@ class GradScaler(torch.amp.GradScaler):
             if state["found_inf_per_device"]:
                 step = steps.get(key, OpenStep())
                 clip = params_clip if step.clip is None else step.clip
-                skip = skip_of(state, scale.device)
+                skip = skip_of(state, scale.device, step.skip)
                 part = Part(
                     account=self._account(key),
                     scale=ledger.used_scale if step.scale is None else step.scale,
@@ -563,6 +624,19 @@ class GradScaler(torch.amp.GradScaler):
         """Return the scale and the skips for a progress bar. Syncs."""
         skipped = self.skipped_steps
         return postfix(self.get_scale(), skipped, skipped + self.applied_steps)
+
+    def path(self, optimizer: Any) -> Path:
+        """Return how the optimizer is stepped: its way, and by which kernels.
+
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(3))
+        >>> scaler = GradScaler("cpu")
+        >>> print(scaler.path(torch.optim.SGD([weight], lr=0.1)).way)
+        flag
+        >>> print(scaler.path(torch.optim.SGD([weight], lr=0.1, fused=True)).way)
+        fused
+        """
+        return path_of(optimizer, self._kernels, torch.device(self._device))
 
     @property
     def policy(self) -> AnyPolicy:
@@ -686,7 +760,11 @@ class GradScaler(torch.amp.GradScaler):
             # cannot be watched; its account stays.
             with suppress(TypeError):
                 weakref.finalize(optimizer, self._accounts.pop, key, None)
-        return self._iteration.open(optimizer, self._model)
+                weakref.finalize(optimizer, self._readers.pop, key, None)
+        step = self._iteration.open(optimizer, self._model)
+        if step.reader is None and not torch.compiler.is_compiling():
+            step.reader = self._readers.setdefault(key, Reader(self._kernels))
+        return step
 
     def _account(self, key: int) -> Account:
         if key not in self._accounts:

@@ -9,7 +9,8 @@ from torch import Tensor
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.state import FixedState, Observed, ScaleState
 from gradscale.torch.gradients import largest
-from gradscale.torch.ledger import Account, Ledger
+from gradscale.torch.kernels import Kernels, give_up, usable
+from gradscale.torch.ledger import RING, Account, Facts, Kept, Ledger
 from gradscale.torch.rule import move_, moves_as_torch
 
 
@@ -45,6 +46,7 @@ def settle(
     *,
     hold_on_bad_loss: bool,
     forced_scale: Tensor | None,
+    kernels: Kernels,
 ) -> None:
     """Move the state and write the rows, in place. No host sync.
 
@@ -55,27 +57,47 @@ def settle(
         parts: At least one.
         hold_on_bad_loss: Keep the state while the loss itself is not finite.
         forced_scale: f32[], taken instead of the rule's if it is within the bounds.
+        kernels: Whether one kernel may do all of it; it can for one part.
     """
-    whole = parts[0] if len(parts) == 1 else _together(ledger, parts)
+    alone = len(parts) == 1
+    if alone and forced_scale is None and usable(kernels, state.scale.device):
+        try:
+            # Here, for Triton may be missing.
+            from gradscale.torch.kernels.settling import settle_
+
+            settle_(policy, state, ledger, parts[0], hold_on_bad_loss)
+            return
+        except Exception as error:
+            # Nothing is written yet: a kernel that was started does not raise.
+            if kernels == "triton":
+                raise
+            give_up(error)
+    whole = parts[0] if alone else _together(ledger, parts)
+    kept = Kept(*ledger.kept.unbind())
     before = state.scale.clone()
     # A scale that cannot move has no floor to fall to.
     if policy.min_scale < policy.max_scale:
         stuck = whole.skip * (before <= policy.min_scale)
-        ledger.floor_steps.copy_(torch.addcmul(stuck, stuck, ledger.floor_steps))
+        floor_steps = torch.addcmul(stuck, stuck, kept.floor_steps)
+        kept = kept._replace(floor_steps=floor_steps)
     if forced_scale is not None:
         force_scale(policy, state, ledger, forced_scale)
     elif moves_as_torch(policy) and not hold_on_bad_loss:
         move_(policy, state, whole.skip)
     else:
         _move_by_rule(policy, state, ledger, whole, hold_on_bad_loss)
-    if len(parts) == 1:
-        _write(ledger, whole, [whole.account, ledger.total])
+    if alone:
+        _write(ledger, [whole.account], _facts(ledger, whole), kept, whole=True)
     else:
-        for part in (*parts, whole):
-            _write(ledger, part, [part.account])
-    ledger.uncalibrated.mul_(whole.skip)
-    ledger.grown.copy_(state.scale > before)
-    ledger.loss_trace.zero_()
+        for part in parts:
+            _write(ledger, [part.account], _facts(ledger, part), kept, whole=False)
+        _write(ledger, [], _facts(ledger, whole), kept, whole=True)
+    after = kept._replace(
+        loss_trace=ledger.zero,
+        uncalibrated=kept.uncalibrated * whole.skip,
+        grown=state.scale > before,
+    )
+    ledger.kept.copy_(torch.stack(after))
 
 
 def force_scale(
@@ -87,13 +109,28 @@ def force_scale(
     state.scale.copy_(torch.where(fits, scale, state.scale))
 
 
-def settle_idle(ledger: Ledger, accounts: Sequence[Account]) -> None:
-    """Write the rows of those for whom no gradient was there. No host sync."""
+def settle_idle(ledger: Ledger, accounts: Sequence[Account], *, whole: bool) -> None:
+    """Write the rows of those for whom no gradient was there. No host sync.
+
+    Args:
+        ledger: What the device remembers.
+        accounts: The accounts of the idle optimizers.
+        whole: No other optimizer had a gradient: the step as a whole was idle.
+    """
     zero = ledger.zero
-    scale = ledger.used_scale
-    row = _row(ledger, scale, zero, zero, zero, zero, zero, zero, ledger.unasked)
-    for account in accounts:
-        account.row.copy_(row)
+    facts = Facts(
+        read=zero,
+        stepped=zero,
+        skipped=zero,
+        scale=ledger.used_scale,
+        found=zero,
+        norm_found=zero,
+        amax=zero,
+        grad_norm=ledger.unasked,
+    )
+    _write(ledger, accounts, facts, Kept(*ledger.kept.unbind()), whole=whole)
+    # A row counts as an update by what was read: nothing, here.
+    for account in [*accounts, ledger.total] if whole else accounts:
         account.tally[0].add_(1)
 
 
@@ -137,53 +174,37 @@ def _together(ledger: Ledger, parts: Sequence[Part]) -> Part:
     )
 
 
-def _write(ledger: Ledger, part: Part, accounts: Sequence[Account]) -> None:
+def _facts(ledger: Ledger, part: Part) -> Facts:
     zero, one = ledger.zero, ledger.one
-    stepped = one if part.stepped else zero
-    skipped = part.skip if part.stepped else zero
-    row = _row(
-        ledger,
-        part.scale,
-        stepped,
-        skipped,
-        part.found,
-        zero if part.norm_found is None else part.norm_found,
-        one,
-        zero if part.amax is None else part.amax,
-        ledger.unasked if part.norm is None else part.norm,
+    return Facts(
+        read=one,
+        stepped=one if part.stepped else zero,
+        skipped=part.skip if part.stepped else zero,
+        scale=part.scale,
+        found=part.found,
+        norm_found=zero if part.norm_found is None else part.norm_found,
+        amax=zero if part.amax is None else part.amax,
+        grad_norm=ledger.unasked if part.norm is None else part.norm,
     )
-    counts = torch.stack((one, stepped, skipped)).long()
-    for account in accounts:
-        account.row.copy_(row)
-        account.tally.add_(counts)
 
 
-def _row(
+def _write(
     ledger: Ledger,
-    scale: Tensor,
-    stepped: Tensor,
-    skipped: Tensor,
-    found: Tensor,
-    norm_found: Tensor,
-    was_read: Tensor,
-    amax: Tensor,
-    norm: Tensor,
-) -> Tensor:
-    """Return a row in the order of `ledger.ROW`."""
-    return torch.stack(
-        (
-            scale,
-            stepped,
-            skipped,
-            found,
-            ledger.loss_trace,
-            norm_found,
-            was_read,
-            ledger.uncalibrated,
-            ledger.grown,
-            ledger.floor_steps,
-            amax,
-            norm,
-            ledger.refused,
-        )
+    accounts: Sequence[Account],
+    facts: Facts,
+    kept: Kept,
+    *,
+    whole: bool,
+) -> None:
+    """Write a row and count it, for the accounts and, if `whole`, for the total."""
+    row = torch.stack((*facts, *kept))
+    if whole:
+        accounts = [*accounts, ledger.total]
+        place = ledger.total.tally[:1] % RING
+        ledger.ring.index_copy_(0, place, row.unsqueeze(0))
+    # A tally counts the first fields of a row.
+    counts = row[:3].long()
+    torch._foreach_copy_([account.row for account in accounts], [row] * len(accounts))
+    torch._foreach_add_(
+        [account.tally for account in accounts], [counts] * len(accounts)
     )

@@ -1,0 +1,220 @@
+"""One pass of Adam or AdamW over many tensors: unscale, clip, update, count.
+
+Computes what `reference.adam_` does. Each gradient, moment and parameter is read once
+and written once; the gradient is not written unless that is asked for. Where the flag
+says skip, nothing is read or written.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradscale.torch.kernels.chunks import (
+    address,
+    locate,
+    one_minus_exp,
+    pointer,
+    unscaled,
+)
+from gradscale.torch.kernels.lists import AdamHow, Handed
+from gradscale.torch.kernels.reading import TRITON_DTYPES
+from gradscale.torch.kernels.tables import Table
+
+# Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
+CHUNK = 1024
+WARPS = 4
+
+
+def adam_(
+    table: Table,
+    param_dtype: torch.dtype,
+    grad_dtype: torch.dtype,
+    how: AdamHow,
+    handed: Handed,
+    *,
+    masters: bool,
+    amsgrad: bool,
+) -> None:
+    """Launch the pass. No host sync.
+
+    Args:
+        table: Rows: parameters, gradients, exp_avg, exp_avg_sq, then max_exp_avg_sq
+            and masters where there are any, then steps.
+        param_dtype, grad_dtype: f32, f16 or bf16.
+        how, handed: As in `reference.adam_`.
+        masters, amsgrad: Whether there are such rows.
+    """
+    lr, scale, found = how.lr, handed.grad_scale, handed.found_inf
+    # An argument that is not looked at.
+    unused = table.cells
+    _adam[(table.chunks,)](
+        table.cells,
+        table.owners,
+        table.tensors,
+        unused if scale is None else scale,
+        unused if found is None else found,
+        lr if isinstance(lr, Tensor) else unused,
+        0.0 if isinstance(lr, Tensor) else float(lr),
+        float(how.beta1),
+        1.0 - how.beta1,
+        float(how.beta2),
+        1.0 - how.beta2,
+        log_of(how.beta1),
+        log_of(how.beta2),
+        float(how.eps),
+        float(how.weight_decay),
+        PARAM=TRITON_DTYPES[param_dtype],
+        GRAD=TRITON_DTYPES[grad_dtype],
+        LR_TENSOR=isinstance(lr, Tensor),
+        SCALED=scale is not None,
+        CHECKED=found is not None,
+        DECAY=how.weight_decay != 0.0,
+        DECOUPLED=how.decoupled,
+        MAXIMIZE=how.maximize,
+        MASTERS=masters,
+        AMSGRAD=amsgrad,
+        WRITE_BACK=handed.write_back and scale is not None,
+        CHUNK=CHUNK,
+        num_warps=WARPS,
+    )
+
+
+def log_of(beta: float) -> float:
+    """Return the logarithm, -inf for 0."""
+    return math.log(beta) if beta > 0.0 else -math.inf
+
+
+@triton.jit(do_not_specialize=["tensors"])
+def _adam(
+    cells_ptr,
+    owners_ptr,
+    tensors,
+    scale_ptr,
+    found_ptr,
+    lr_ptr,
+    lr,
+    beta1,
+    rest1,
+    beta2,
+    rest2,
+    log1,
+    log2,
+    eps,
+    weight_decay,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    LR_TENSOR: tl.constexpr,
+    SCALED: tl.constexpr,
+    CHECKED: tl.constexpr,
+    DECAY: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    MASTERS: tl.constexpr,
+    AMSGRAD: tl.constexpr,
+    WRITE_BACK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    if CHECKED:
+        # Flags from elsewhere may be sums.
+        if tl.load(found_ptr) != 0.0:
+            return
+    scale = 1.0
+    if SCALED:
+        scale = tl.load(scale_ptr)
+    if LR_TENSOR:
+        lr = tl.load(lr_ptr).to(tl.float32)
+    owner, start, left = locate(cells_ptr, owners_ptr, tensors, CHUNK)
+    param = address(cells_ptr, tensors, owner, 2)
+    grad = address(cells_ptr, tensors, owner, 3)
+    avg = address(cells_ptr, tensors, owner, 4)
+    square = address(cells_ptr, tensors, owner, 5)
+    step = address(cells_ptr, tensors, owner, 6 + AMSGRAD + MASTERS)
+    largest = square
+    master = param
+    if AMSGRAD:
+        largest = address(cells_ptr, tensors, owner, 6)
+    if MASTERS:
+        master = address(cells_ptr, tensors, owner, 6 + AMSGRAD)
+    steps = tl.load(step.to(tl.pointer_type(tl.float32))) + 1.0
+    step_size = lr / one_minus_exp(steps * log1)
+    widen = tl.rsqrt(one_minus_exp(steps * log2))
+    if (param | grad | avg | square | largest | master) % 16 == 0:
+        _chunk(param, grad, avg, square, largest, master, start, left, scale, lr,
+               step_size, widen, beta1, rest1, beta2, rest2, eps, weight_decay, PARAM,
+               GRAD, SCALED, DECAY, DECOUPLED, MAXIMIZE, MASTERS, AMSGRAD, WRITE_BACK,
+               CHUNK, True)  # fmt: skip
+    else:
+        _chunk(param, grad, avg, square, largest, master, start, left, scale, lr,
+               step_size, widen, beta1, rest1, beta2, rest2, eps, weight_decay, PARAM,
+               GRAD, SCALED, DECAY, DECOUPLED, MAXIMIZE, MASTERS, AMSGRAD, WRITE_BACK,
+               CHUNK, False)  # fmt: skip
+
+
+@triton.jit
+def _chunk(
+    param,
+    grad,
+    avg,
+    square,
+    largest,
+    master,
+    start,
+    left,
+    scale,
+    lr,
+    step_size,
+    widen,
+    beta1,
+    rest1,
+    beta2,
+    rest2,
+    eps,
+    weight_decay,
+    PARAM: tl.constexpr,
+    GRAD: tl.constexpr,
+    SCALED: tl.constexpr,
+    DECAY: tl.constexpr,
+    DECOUPLED: tl.constexpr,
+    MAXIMIZE: tl.constexpr,
+    MASTERS: tl.constexpr,
+    AMSGRAD: tl.constexpr,
+    WRITE_BACK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    places = tl.arange(0, CHUNK)
+    inside = places < left
+    param_ptr = pointer(param, start, PARAM, ALIGNED) + places
+    grad_ptr = pointer(grad, start, GRAD, ALIGNED) + places
+    avg_ptr = pointer(avg, start, tl.float32, ALIGNED) + places
+    square_ptr = pointer(square, start, tl.float32, ALIGNED) + places
+    g = unscaled(tl.load(grad_ptr, mask=inside, other=0.0), scale, SCALED, MAXIMIZE)
+    if WRITE_BACK:
+        tl.store(grad_ptr, (-g if MAXIMIZE else g).to(GRAD), mask=inside)
+    if MASTERS:
+        master_ptr = pointer(master, start, tl.float32, ALIGNED) + places
+        p = tl.load(master_ptr, mask=inside, other=0.0)
+    else:
+        p = tl.load(param_ptr, mask=inside, other=0.0)
+    m = tl.load(avg_ptr, mask=inside, other=0.0)
+    v = tl.load(square_ptr, mask=inside, other=0.0)
+    if DECAY:
+        if DECOUPLED:
+            p -= lr * weight_decay * p
+        else:
+            g += weight_decay * p
+    m = beta1 * m + rest1 * g
+    v = beta2 * v + rest2 * g * g
+    tl.store(avg_ptr, m, mask=inside)
+    tl.store(square_ptr, v, mask=inside)
+    if AMSGRAD:
+        largest_ptr = pointer(largest, start, tl.float32, ALIGNED) + places
+        v = tl.maximum(v, tl.load(largest_ptr, mask=inside, other=0.0))
+        tl.store(largest_ptr, v, mask=inside)
+    p -= step_size * m / (tl.sqrt(v) * widen + eps)
+    if MASTERS:
+        tl.store(master_ptr, p, mask=inside)
+    tl.store(param_ptr, p.to(PARAM), mask=inside)

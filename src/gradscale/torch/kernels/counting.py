@@ -1,0 +1,49 @@
+"""Counting the steps of many tensors, in one launch."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradscale.torch.kernels.tables import Table
+
+BLOCK = 256
+
+
+def count_(table: Table, row: int, found_inf: Tensor | None) -> None:
+    """Add 1 to each f32[] whose address stands in a row, unless the flag says skip.
+
+    Args:
+        table: Of any lists.
+        row: The row of the counts, counted from the first of the table.
+        found_inf: f32[], 0 to count; None is 0.
+    """
+    _count[(triton.cdiv(table.tensors, BLOCK),)](
+        table.cells,
+        table.tensors,
+        table.cells if found_inf is None else found_inf,
+        ROW=row,
+        CHECKED=found_inf is not None,
+        BLOCK=BLOCK,
+        num_warps=4,
+    )
+
+
+@triton.jit(do_not_specialize=["tensors"])
+def _count(
+    cells_ptr,
+    tensors,
+    found_ptr,
+    ROW: tl.constexpr,
+    CHECKED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    if CHECKED:
+        # Flags from elsewhere may be sums.
+        if tl.load(found_ptr) != 0.0:
+            return
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < tensors
+    address = tl.load(cells_ptr + ROW * tensors + places, mask=inside, other=0)
+    count_ptr = address.to(tl.pointer_type(tl.float32))
+    count = tl.load(count_ptr, mask=inside, other=0.0)
+    tl.store(count_ptr, count + 1.0, mask=inside)

@@ -1,0 +1,129 @@
+"""What an optimizer keeps between steps so that a pass starts at once."""
+
+from collections.abc import Sequence
+from operator import is_
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.kernels.tables import Table, TableCache, addresses
+
+
+class Plan(NamedTuple):
+    """How the tensors of some lists are reached.
+
+    Attributes:
+        table: Of those that a kernel can walk; None if there are none.
+        rest: Places of the others.
+    """
+
+    table: Table | None
+    rest: list[int]
+
+
+class Plans:
+    """The plan of one batch, made anew only where an address has changed.
+
+    A kernel walks the tensors of one parameter element by element in the order of
+    their memory, so they must all lie in the same order and without gaps.
+    """
+
+    def __init__(self) -> None:
+        self._cache: TableCache | None = None
+        self._rows: list[list[int]] = []
+        self._others: list[list[Tensor]] = []
+        self._numels: list[int] = []
+        self._rest: list[int] = []
+        self._contiguous = False
+
+    def of(
+        self,
+        lists: Sequence[list[Tensor]],
+        steps: list[Tensor],
+        chunk: int,
+        grads_at: list[int] | None = None,
+    ) -> Plan:
+        """Return the plan. No host sync.
+
+        Args:
+            lists: For each row of the table, a tensor of each parameter; parameters
+                first, gradients second.
+            steps: f32[] each, for one more row; perhaps empty.
+            chunk: How many elements one program works on.
+            grads_at: As in `Handed`.
+        """
+        rows = [
+            addresses(tensors) if i != 1 or grads_at is None else grads_at
+            for i, tensors in enumerate(lists)
+        ]
+        # Gradients may come to lie elsewhere in every step, the others do not. Lists
+        # are not changed: where the list is the same, so are shapes and strides.
+        others = [*lists[:1], *lists[2:], steps]
+        held = len(others) == len(self._others) and all(map(is_, others, self._others))
+        held = (
+            held and rows[:1] + rows[2:] == self._rows[:1] + self._rows[2 : len(rows)]
+        )
+        counts = self._rows[len(rows) :]
+        if not held:
+            counts = [addresses(steps)] if steps else []
+        in_order = grads_at is not None or all(map(Tensor.is_contiguous, lists[1]))
+        if not (held and self._contiguous and in_order):
+            self._look(lists)
+        self._rows, self._others = rows + counts, others
+        if not self._numels:
+            return Plan(None, self._rest)
+        if self._cache is None:
+            self._cache = TableCache(lists[0][0].device, chunk)
+        left_out, kept = set(self._rest), self._rows
+        if left_out:
+            kept = [[a for i, a in enumerate(r) if i not in left_out] for r in kept]
+        return Plan(self._cache.of(self._numels, kept), self._rest)
+
+    def _look(self, lists: Sequence[list[Tensor]]) -> None:
+        """Find out which tensors can be walked."""
+        self._contiguous = all(all(map(Tensor.is_contiguous, one)) for one in lists)
+        together = list(zip(*lists, strict=True))
+        kinds = [(one[0].dtype, one[0].device) for one in lists]
+        self._rest = [
+            place
+            for place, tensors in enumerate(together)
+            if tensors[0].numel() == 0 or not _in_step(tensors, kinds)
+        ]
+        left_out = set(self._rest)
+        self._numels = [
+            tensors[0].numel()
+            for place, tensors in enumerate(together)
+            if place not in left_out
+        ]
+
+
+def _in_step(
+    tensors: Sequence[Tensor], kinds: Sequence[tuple[torch.dtype, torch.device]]
+) -> bool:
+    """Return whether the tensors lie in the same order, each without gaps."""
+    # Whoever exchanges the memory of a tensor may exchange its dtype with it.
+    if [(tensor.dtype, tensor.device) for tensor in tensors] != list(kinds):
+        return False
+    first = tensors[0]
+    if any(tensor.shape != first.shape for tensor in tensors):
+        return False
+    if all(map(Tensor.is_contiguous, tensors)):
+        return True
+    same = all(tensor.stride() == first.stride() for tensor in tensors)
+    return same and is_dense(first)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements fill a piece of memory, each of them once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+KERNEL_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))

@@ -1,0 +1,116 @@
+"""Reading gradients of one kind by kernels, with tables kept from step to step."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.kernels import Kernels, give_up, usable
+from gradscale.torch.kernels.decision import Decision
+from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
+from gradscale.torch.kernels.tables import TableCache, addresses
+
+
+class KindFacts:
+    """What a kernel has read of tensors of one kind. On the device.
+
+    Attributes:
+        dtype: Theirs.
+        peaks: f32[n], the largest magnitude of each; NaN if there is one.
+        squares: f64[n], the sum of squares of each.
+    """
+
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        peaks: Tensor,
+        squares: Tensor,
+        kernels: Kernels = "triton",
+    ) -> None:
+        self._kernels = kernels
+        self.dtype = dtype
+        self.peaks = peaks
+        self.squares = squares
+
+    def each(self) -> Tensor:
+        """Return the largest magnitude of each."""
+        return self.peaks
+
+    def decide(self, scale: Tensor, max_norm: float | None) -> Decision | None:
+        """Return all that follows from these facts alone, by one launch.
+
+        None if the kernel fails: plain operations can tell the same.
+        """
+        from gradscale.torch.kernels.deciding import decide
+
+        try:
+            return decide(self, scale, max_norm)
+        except Exception as error:
+            # As in `Reader.read`.
+            if self._kernels == "triton":
+                raise
+            give_up(error)
+            return None
+
+
+class Reader:
+    """Reads the gradients of one optimizer, step after step.
+
+    Attributes:
+        before: What was gathered last, without the tensors; None before the first.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.before: Any = None
+        self._kernels = kernels
+        self._caches: dict[tuple[torch.device, torch.dtype], TableCache] = {}
+
+    def read(
+        self,
+        tensors: list[Tensor],
+        norm_type: float | None,
+        kind: tuple[torch.device, torch.dtype],
+        begins: list[int] | None = None,
+    ) -> KindFacts | None:
+        """Return the facts; None where plain operations must find them. No host sync.
+
+        Args:
+            tensors: float[...] each, none of them empty.
+            norm_type: The order of the norm that will be asked for, or None.
+            kind: Device and dtype of all of them.
+            begins: Where they begin, if somebody has just looked: they are then
+                contiguous.
+        """
+        known = norm_type in (None, 2.0, math.inf) and kind[1] in KERNEL_DTYPES
+        if not known or not usable(self._kernels, kind[0]):
+            return None
+        try:
+            return self._read(tensors, kind, begins)
+        except Exception as error:
+            # Whatever the compiler or the driver says, the run goes on: nothing but
+            # fresh memory was written.
+            if self._kernels == "triton":
+                raise
+            give_up(error)
+            return None
+
+    def _read(
+        self,
+        tensors: list[Tensor],
+        kind: tuple[torch.device, torch.dtype],
+        begins: list[int] | None,
+    ) -> KindFacts:
+        from gradscale.torch.kernels import reading
+
+        if kind not in self._caches:
+            self._caches[kind] = TableCache(kind[0], reading.CHUNK)
+        if begins is None:
+            if not all(map(Tensor.is_contiguous, tensors)):
+                # The order of the elements does not matter, gaps between them do.
+                tensors = [t if is_dense(t) else t.contiguous() for t in tensors]
+            begins = addresses(tensors)
+        numels = list(map(Tensor.numel, tensors))
+        table = self._caches[kind].of(numels, [begins])
+        peaks, squares = reading.read_tensors(table, kind[1])
+        return KindFacts(kind[1], peaks, squares, self._kernels)

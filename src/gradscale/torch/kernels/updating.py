@@ -1,0 +1,173 @@
+"""One pass of an optimizer: by Triton where it runs, else by the plain reference."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.kernels import Kernels, give_up, reference, usable
+from gradscale.torch.kernels.lists import (
+    AdamHow,
+    AdamLists,
+    Handed,
+    LionHow,
+    MomentumLists,
+    SgdHow,
+)
+from gradscale.torch.kernels.plans import KERNEL_DTYPES, Plans
+from gradscale.torch.kernels.tables import ADDRESSES, Table
+
+__all__ = ["Plans", "adam_", "lion_", "sgd_"]
+
+Lists = TypeVar("Lists", AdamLists, MomentumLists)
+
+
+def adam_(
+    lists: AdamLists, how: AdamHow, handed: Handed, plans: Plans, kernels: Kernels
+) -> None:
+    """Step by Adam or AdamW, or leave all untouched. No host sync."""
+    _step(_launch_adam, reference.adam_, lists, how, handed, plans, kernels)
+
+
+def sgd_(
+    lists: MomentumLists, how: SgdHow, handed: Handed, plans: Plans, kernels: Kernels
+) -> None:
+    """Step by SGD, or leave all untouched. No host sync."""
+    _step(_launch_momentum, reference.sgd_, lists, how, handed, plans, kernels)
+
+
+def lion_(
+    lists: MomentumLists, how: LionHow, handed: Handed, plans: Plans, kernels: Kernels
+) -> None:
+    """Step by Lion, or leave all untouched. No host sync."""
+    _step(_launch_momentum, reference.lion_, lists, how, handed, plans, kernels)
+
+
+def _step(
+    launch: Callable[[Lists, Any, Handed, Plans, Kernels], list[int]],
+    plain: Callable[[Lists, Any, Handed], None],
+    lists: Lists,
+    how: Any,
+    handed: Handed,
+    plans: Plans,
+    kernels: Kernels,
+) -> None:
+    rest = None
+    if _walkable(lists, kernels):
+        try:
+            rest = launch(lists, how, handed, plans, kernels)
+        except Exception as error:
+            # Whatever the compiler or the driver says, the run goes on. A launch that
+            # failed has written nothing.
+            if kernels == "triton":
+                raise
+            give_up(error)
+    if rest is None:
+        plain(lists, how, handed)
+    elif rest:
+        picked = [[column[i] for i in rest] if column else [] for column in lists]
+        plain(type(lists)(*picked), how, handed)
+
+
+def _walkable(lists: AdamLists | MomentumLists, kernels: Kernels) -> bool:
+    if not lists.params or not usable(kernels, lists.params[0].device):
+        return False
+    dtypes = {lists.params[0].dtype, lists.grads[0].dtype}
+    return dtypes <= KERNEL_DTYPES and (
+        lists.params[0].dtype is torch.float32 or bool(lists.masters)
+    )
+
+
+def _launch_adam(
+    lists: AdamLists, how: AdamHow, handed: Handed, plans: Plans, kernels: Kernels
+) -> list[int]:
+    """Launch the kernels; return the places of the parameters that are left."""
+    from gradscale.torch.kernels import adam
+
+    shaped = [lists.params, lists.grads, lists.exp_avgs, lists.exp_avg_sqs]
+    shaped += [more for more in (lists.max_exp_avg_sqs, lists.masters) if more]
+    table, rest = plans.of(shaped, lists.steps, adam.CHUNK, handed.grads_at)
+    if table is not None:
+        adam.adam_(
+            table,
+            lists.params[0].dtype,
+            lists.grads[0].dtype,
+            how,
+            handed,
+            masters=bool(lists.masters),
+            amsgrad=bool(lists.max_exp_avg_sqs),
+        )
+        _count(lists.steps, rest, table, ADDRESSES + len(shaped), handed, kernels)
+        _note_writes(lists, handed, rest)
+    return rest
+
+
+def _launch_momentum(
+    lists: MomentumLists,
+    how: SgdHow | LionHow,
+    handed: Handed,
+    plans: Plans,
+    kernels: Kernels,
+) -> list[int]:
+    """Launch the kernels; return the places of the parameters that are left."""
+    from gradscale.torch.kernels import momentum
+
+    shaped = [lists.params, lists.grads]
+    shaped += [more for more in (lists.momenta, lists.masters) if more]
+    table, rest = plans.of(shaped, lists.steps, momentum.CHUNK, handed.grads_at)
+    if table is not None:
+        momentum.momentum_(
+            table,
+            lists.params[0].dtype,
+            lists.grads[0].dtype,
+            how,
+            handed,
+            masters=bool(lists.masters),
+            momenta=bool(lists.momenta),
+            steps=bool(lists.steps),
+        )
+        if lists.steps:
+            _count(lists.steps, rest, table, ADDRESSES + len(shaped), handed, kernels)
+        _note_writes(lists, handed, rest)
+    return rest
+
+
+def _count(
+    steps: list[Tensor],
+    rest: list[int],
+    table: Table,
+    row: int,
+    handed: Handed,
+    kernels: Kernels,
+) -> None:
+    """Count the steps that a kernel has just taken."""
+    from gradscale.torch.kernels.counting import count_
+
+    try:
+        count_(table, row, handed.found_inf)
+    except Exception as error:
+        # The step is taken: whatever follows, it is counted.
+        left_out = set(rest)
+        reference.count_(
+            [step for i, step in enumerate(steps) if i not in left_out],
+            handed.found_inf,
+        )
+        if kernels == "triton":
+            raise
+        give_up(error)
+
+
+def _note_writes(
+    lists: AdamLists | MomentumLists, handed: Handed, rest: list[int]
+) -> None:
+    """Tell autograd of the writes that it has not seen."""
+    written: list[Tensor] = list(lists.params)
+    if handed.write_back and handed.grad_scale is not None:
+        written += lists.grads
+    if rest:
+        left_out = {id(lists.params[i]) for i in rest} | {
+            id(lists.grads[i]) for i in rest
+        }
+        written = [tensor for tensor in written if id(tensor) not in left_out]
+    torch.autograd.graph.increment_version(written)

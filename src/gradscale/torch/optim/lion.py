@@ -1,0 +1,94 @@
+"""Lion in one pass."""
+
+from typing import Any
+
+from torch import Tensor
+
+from gradscale.torch.kernels import Kernels
+from gradscale.torch.kernels.lists import Handed, LionHow, MomentumLists
+from gradscale.torch.kernels.updating import lion_
+from gradscale.torch.optim.batch import Batch
+from gradscale.torch.optim.entries import MASTER
+from gradscale.torch.optim.one_pass import OnePass
+from gradscale.torch.optim.settings import (
+    check_betas,
+    check_lr,
+    check_weight_decay,
+    number,
+    rate_on,
+)
+
+
+class Lion(OnePass):
+    """Lion (Chen et al. 2023, arXiv 2302.06675), in one pass with unscaling.
+
+    Every element moves by `lr`, in the direction of the sign of its momentum mixed
+    with its gradient. The paper's advice: 3 to 10 times smaller an `lr` than for
+    AdamW, and a `weight_decay` as many times larger.
+
+    Args:
+        params: Parameters, named parameters, or groups of them.
+        lr: The size of a step; a number, or a tensor of one element, which is never
+            read on the host if it lies on a device.
+        betas: How much of the momentum goes into the direction, and into the next
+            momentum.
+        weight_decay: Decoupled, times `lr`.
+        maximize: Climb.
+        write_back: As in `Adam`.
+        kernels: As in `Adam`.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.tensor([1.0, -1.0]))
+    >>> optimizer = Lion([weight], lr=0.25)
+    >>> (weight**4).sum().backward()
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [0.75, -0.75]
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        write_back: bool = False,
+        kernels: Kernels = "auto",
+    ) -> None:
+        check_lr(lr)
+        check_betas(betas)
+        check_weight_decay(weight_decay)
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        OnePass.__init__(self, params, defaults, write_back, kernels)
+
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Return the names of what the state of a parameter must have."""
+        return ("exp_avg",)
+
+    def run(
+        self, group: dict[str, Any], batch: Batch, grads: list[Tensor], handed: Handed
+    ) -> None:
+        """Run one pass."""
+        lists = MomentumLists(
+            params=batch.params,
+            grads=grads,
+            momenta=batch.columns["exp_avg"],
+            masters=batch.columns.get(MASTER, []),
+            steps=[],
+        )
+        beta1, beta2 = group["betas"]
+        how = LionHow(
+            lr=rate_on(group["lr"], batch.device, batch.wide),
+            beta1=number("betas[0]", beta1),
+            beta2=number("betas[1]", beta2),
+            weight_decay=number("weight_decay", group["weight_decay"]),
+            maximize=group["maximize"],
+        )
+        lion_(lists, how, handed, batch.plans, self.kernels)

@@ -1,0 +1,130 @@
+"""SGD in one pass."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.kernels import Kernels
+from gradscale.torch.kernels.lists import Handed, MomentumLists, SgdHow
+from gradscale.torch.kernels.updating import sgd_
+from gradscale.torch.optim.batch import Batch
+from gradscale.torch.optim.entries import MASTER, STEP
+from gradscale.torch.optim.one_pass import OnePass
+from gradscale.torch.optim.settings import (
+    check_lr,
+    check_momentum,
+    check_weight_decay,
+    number,
+    rate_on,
+)
+
+BUFFER = "momentum_buffer"
+
+
+class SGD(OnePass, torch.optim.SGD):
+    """SGD as in `torch.optim.SGD`, in one pass with unscaling and the skip.
+
+    All arguments up to `fused` are those of torch; see `Adam` for how they are taken,
+    for the two others, and for f16 and bf16 parameters. The momentum starts from
+    zeros, so that a skipped first step leaves nothing undefined.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = SGD([weight], lr=0.5, momentum=0.5)
+    >>> weight.sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [-0.25, -0.25]
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0,
+        dampening: float = 0,
+        weight_decay: float | Tensor = 0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        write_back: bool = False,
+        kernels: Kernels = "auto",
+    ) -> None:
+        check_lr(lr)
+        check_momentum(momentum, dampening, nesterov)
+        check_weight_decay(weight_decay)
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+            "foreach": foreach,
+            "differentiable": differentiable,
+            "fused": fused,
+        }
+        OnePass.__init__(self, params, defaults, write_back, kernels)
+
+    def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """Return the names of what the state of a parameter must have."""
+        if group["momentum"] == 0:
+            return ()
+        # Without dampening, zeros make the first step what it is in torch.
+        return (BUFFER,) if group["dampening"] == 0 else (STEP, BUFFER)
+
+    def first_count(self, state: dict[str, Any]) -> float:
+        """Return 0 if no step was taken yet, else 1: more is never asked for."""
+        return 0.0 if state.get(BUFFER) is None else 1.0
+
+    def run(
+        self, group: dict[str, Any], batch: Batch, grads: list[Tensor], handed: Handed
+    ) -> None:
+        """Run one pass."""
+        lists = MomentumLists(
+            params=batch.params,
+            grads=grads,
+            momenta=batch.columns.get(BUFFER, []),
+            masters=batch.columns.get(MASTER, []),
+            steps=batch.columns.get(STEP, []),
+        )
+        how = SgdHow(
+            lr=rate_on(group["lr"], batch.device, batch.wide),
+            momentum=number("momentum", group["momentum"]),
+            dampening=number("dampening", group["dampening"]),
+            weight_decay=number("weight_decay", group["weight_decay"]),
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+        )
+        sgd_(lists, how, handed, batch.plans, self.kernels)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as torch keeps it. Syncs once if dampening is used.
+
+        A momentum before the first step that was taken is None.
+        """
+        # The first one, so that the user's own hooks see what torch would show them.
+        handle = self.register_state_dict_post_hook(_as_in_torch, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+
+def _as_in_torch(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+    shown = dict(state_dict["state"])
+    counted: dict[torch.device, list[Any]] = {}
+    for key, state in shown.items():
+        if isinstance(state, dict) and STEP in state:
+            counted.setdefault(state[STEP].device, []).append(key)
+    for keys in counted.values():
+        counts = torch.stack([shown[key][STEP] for key in keys]).tolist()
+        for key, count in zip(keys, counts, strict=True):
+            shown[key] = {name: v for name, v in shown[key].items() if name != STEP}
+            if count == 0.0:
+                shown[key][BUFFER] = None
+    return {**state_dict, "state": shown}

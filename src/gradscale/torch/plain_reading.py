@@ -1,0 +1,129 @@
+"""One read of gradients of one kind in plain operations."""
+
+import ctypes
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# Many small reads cost more than one copy: 4000 x 1024 in
+# benchmarks/results/step_cpu.json.
+SMALL = 16384
+# So few small ones are read one by one.
+FEW = 8
+# Partial sums of this many squares keep 6 digits in f32, and the piece stays in the
+# cache: half the time of two reads, benchmarks/results/step_cpu.json.
+CHUNK = 2**20
+
+Peaks = Callable[[], Tensor]
+
+
+def read_on_device(
+    tensors: list[Tensor], norm_type: float | None
+) -> tuple[Tensor, Peaks, Tensor | None]:
+    """Return the largest magnitude, those of each when asked, and the norm.
+
+    No host sync. Many small tensors are read through a copy.
+    """
+    small = [tensor for tensor in tensors if tensor.numel() < SMALL]
+    if len(small) <= FEW or torch.compiler.is_compiling():
+        return _read_each(tensors, norm_type)
+    flat = torch._utils._flatten_dense_tensors(small)
+    large = [tensor for tensor in tensors if tensor.numel() >= SMALL]
+    whole = [flat, *large]
+    peak, each, norm = _read_each(whole, norm_type)
+    sizes = [tensor.numel() for tensor in small]
+    is_small = [tensor.numel() < SMALL for tensor in tensors]
+
+    def peaks() -> Tensor:
+        of_small = torch._foreach_norm(list(flat.split(sizes)), math.inf)
+        smalls, larges = iter(of_small), iter(each()[1:])
+        mixed = [next(smalls).to(peak.dtype) if s else next(larges) for s in is_small]
+        return torch.stack(mixed)
+
+    return peak, peaks, norm
+
+
+def _read_each(
+    tensors: list[Tensor], norm_type: float | None
+) -> tuple[Tensor, Peaks, Tensor | None]:
+    wide = _at_least_f32(tensors[0].dtype)
+    each = torch.stack(torch._foreach_norm(tensors, math.inf, dtype=wide))
+    peak = each.amax()
+    if norm_type is None:
+        return peak, lambda: each, None
+    if norm_type == math.inf:
+        return peak, lambda: each, peak
+    # MPS and some XPU devices have no f64.
+    if tensors[0].device.type in ("cuda", "cpu"):
+        wide = torch.float64
+    norms = torch._foreach_norm(tensors, norm_type, dtype=wide)
+    norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    return peak, lambda: each, norm
+
+
+def read_on_host(
+    tensors: list[Tensor], norm_type: float | None
+) -> tuple[Tensor, Peaks | None, Tensor | None]:
+    """Return as `read_on_device` does, with None for peaks that are all harmless."""
+    dtype = tensors[0].dtype
+    add_squares = norm_type == 2.0 and dtype in (torch.float32, torch.float64)
+    pieces = _pieces(tensors)
+    extremes: list[Tensor] = []
+    squares: list[Tensor] = []
+    for piece in pieces:
+        extremes += torch.aminmax(piece)
+        if add_squares:
+            # Right after, while the piece is in the cache: one read of the memory.
+            squares.append(torch.dot(piece, piece))
+    peak = torch.stack(extremes).abs().amax().to(_at_least_f32(dtype))
+    highest = _value(peak)
+    # Only a peak beyond this can be a culprit, now or when it is unscaled.
+    harmless = torch.finfo(dtype).max * 2.0**-32
+    each = None if highest <= harmless else _peaks_on_host(tensors)
+    peaks = None if each is None else lambda: each
+    if norm_type is None:
+        return peak, peaks, None
+    if norm_type == math.inf or not 0.0 < highest < math.inf:
+        return peak, peaks, peak
+    return peak, peaks, _norm_on_host(pieces, squares, norm_type)
+
+
+def _pieces(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the elements of all tensors as vectors of at most `CHUNK`."""
+    small = [tensor for tensor in tensors if tensor.numel() < SMALL]
+    flat = [t.reshape(-1) for t in tensors if t.numel() >= SMALL]
+    if small:
+        flat.append(torch._utils._flatten_dense_tensors(small))
+    return [piece for vector in flat for piece in vector.split(CHUNK)]
+
+
+def _peaks_on_host(tensors: list[Tensor]) -> Tensor:
+    extremes = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors]
+    return torch.stack(extremes).to(_at_least_f32(tensors[0].dtype))
+
+
+def _norm_on_host(
+    pieces: list[Tensor], squares: list[Tensor], norm_type: float
+) -> Tensor:
+    if squares:
+        norm = torch.stack(squares).double().sum().sqrt()
+        # An overflow is inf; squares that all underflow would look like a norm of 0.
+        if 1e-15 < _value(norm) < math.inf:
+            return norm
+    norms = [
+        torch.linalg.vector_norm(piece, norm_type, dtype=torch.float64)
+        for piece in pieces
+    ]
+    return torch.linalg.vector_norm(torch.stack(norms), norm_type)
+
+
+def _value(scalar: Tensor) -> float:
+    # A load from host memory: no operator runs and nothing is waited for.
+    kind = ctypes.c_double if scalar.dtype is torch.float64 else ctypes.c_float
+    return kind.from_address(scalar.data_ptr()).value
+
+
+def _at_least_f32(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype is torch.float64 else torch.float32

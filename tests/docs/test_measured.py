@@ -1,0 +1,168 @@
+"""The tables of measured times, on results that are made up."""
+
+import json
+
+import pytest
+
+from benchmarks import bench_train, contestants
+from docs import measured
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """Write a record into an empty folder of results."""
+    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+
+    def add(name, *rows):
+        record = {"device": "NVIDIA H200", "rows": list(rows)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+
+    return add
+
+
+def step_row(impl, p50, **more):
+    return {
+        "impl": impl,
+        "dtype": "f32",
+        "elements": 124_000_000,
+        "tensors": 148,
+        "clock": "device",
+        "p50": p50,
+        "floor_ms": 0.96,
+        **more,
+    }
+
+
+def train_row(impl, p50=50.0, **more):
+    return {"impl": impl, "batch": "16x1024", "elements": 124e6, "p50": p50, **more}
+
+
+def last_row(table):
+    return [cell.strip() for cell in table.splitlines()[-1].strip("|").split("|")]
+
+
+def test_a_step_is_shown_with_floor_and_ratios(results):
+    results(
+        "step_h200",
+        step_row(measured.BARE, 1.0),
+        step_row(measured.TORCH, 3.0),
+        step_row(measured.FUSED, 1.5, ratio_to_torch=0.5, ratio_to_floor=1.56),
+        step_row(measured.OWN, 1.2, ratio_to_torch=0.4, ratio_to_floor=1.25),
+    )
+    assert last_row(measured.step_table()) == [
+        "124 M parameters in 148 tensors, NVIDIA H200, device time",
+        "0.96 ms",
+        "1 ms",
+        "3 ms",
+        "1.5 ms, 0.50 × torch",
+        "1.2 ms, 0.40 × torch, 1.25 × floor",
+    ]
+
+
+def test_results_of_the_first_version_are_shown_too(results):
+    old = {"dtype": "f32", "elements": 4_096_000, "tensors": 4000}
+    results(
+        "step_h200",
+        {**old, "impl": "torch.amp.GradScaler", "p50": 47.0, "ratio_to_torch": 1.0},
+        {**old, "impl": "gradscale", "p50": 57.0, "ratio_to_torch": 1.22},
+        {**old, "impl": "no scaler, no clip", "p50": 30.0, "ratio_to_torch": 0.7},
+    )
+    assert last_row(measured.step_table()) == [
+        "4 M parameters in 4000 tensors, NVIDIA H200",
+        "–",
+        "30 ms",
+        "47 ms",
+        "57 ms, 1.22 × torch",
+        "–",
+    ]
+
+
+def test_halves_have_a_row_of_their_own(results):
+    results(
+        "step_h200",
+        step_row(measured.TORCH, 3.0),
+        step_row(measured.OWN, 1.1, dtype="f16", ratio_to_floor=1.1),
+    )
+    table = measured.step_table().splitlines()
+    assert len(table) == 4
+    assert "in 148 tensors of f16, NVIDIA H200" in table[-1]
+    assert last_row(table[-1])[-1] == "1.1 ms, 1.10 × floor"
+
+
+def test_a_time_of_seconds_is_written_out(results):
+    results("step_cpu", step_row(measured.TORCH, 1512.4))
+    assert last_row(measured.step_table())[3] == "1512 ms"
+
+
+def test_every_file_of_results_has_its_rows(results):
+    results("step_cpu", step_row(measured.TORCH, 145.0, clock="wall"))
+    results("step_h200", step_row(measured.TORCH, 3.0))
+    assert len(measured.step_table().splitlines()) == 4
+
+
+def test_the_host_has_a_row_for_each_number_of_tensors(results):
+    rows = [
+        {"impl": measured.OWN, "tensors": n, "p50": n / 100, "ratio_to_torch": 0.25}
+        for n in (10, 1000)
+    ]
+    results("host_h200", *rows)
+    table = measured.host_table()
+    assert len(table.splitlines()) == 4
+    assert last_row(table) == [
+        "1000 tensors, NVIDIA H200",
+        "–",
+        "–",
+        "–",
+        "10 ms, 0.25 × torch",
+    ]
+
+
+def test_a_training_step_is_shown_with_overheads_and_bounds(results):
+    more = {"overhead_percent": 1.23, "overhead_bound_percent": 1.56}
+    less = {"overhead_percent": -0.5, "overhead_bound_percent": 0.04}
+    results(
+        "train_h200",
+        train_row("no scaler + fused"),
+        train_row("torch.amp + fused", **more),
+        train_row("gradscale + fused", **less),
+        train_row(measured.OWN, **less),
+    )
+    assert last_row(measured.train_table()) == [
+        "124 M parameters, batch 16x1024, fused AdamW, NVIDIA H200",
+        "50 ms",
+        "+1.2 % (+1.6 %)",
+        "-0.5 % (+0.0 %)",
+        "–",
+        "-0.5 % (+0.0 %)",
+    ]
+
+
+def test_own_adamw_is_not_shown_beside_the_foreach_one(results):
+    figures = {"overhead_percent": 1.0, "overhead_bound_percent": 2.0}
+    base = train_row("no scaler + foreach")
+    results("train_h200", base, train_row(measured.OWN, **figures))
+    assert last_row(measured.train_table())[-1] == "–"
+
+
+@pytest.mark.parametrize(
+    "table", [measured.step_table, measured.host_table, measured.train_table]
+)
+def test_a_table_without_results_says_so(results, table):
+    assert table() == "Not measured yet."
+
+
+@pytest.mark.parametrize("name", ["step", "host", "train"])
+def test_a_table_is_put_where_a_page_asks_for_it(results, name):
+    page = f"{measured.BEGIN.format(name=name)}\n{measured.END}\n"
+    assert "Not measured yet." in measured.filled(page)
+
+
+@pytest.mark.parametrize("name", ["TORCH", "BARE", "OWN", "FUSED"])
+def test_the_tables_use_the_names_of_the_contestants(name):
+    assert getattr(measured, name) == getattr(contestants, name)
+
+
+def test_the_table_of_training_uses_the_names_of_the_contestants():
+    heads = ("no scaler", "torch.amp", "gradscale", "gradscale, torch's loop")
+    wanted = {f"{head} + {kind}" for head in heads for kind in ("fused", "foreach")}
+    assert bench_train.TRAIN.keys() == wanted | {measured.OWN}

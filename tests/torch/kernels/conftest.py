@@ -1,0 +1,24 @@
+"""Kernel tests run natively where there is a GPU, else in Triton's interpreter."""
+
+import os
+
+import pytest
+import torch
+
+# Before any kernel is defined: Triton looks when it decorates one.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let the interpreter compute with values that are not finite, as a GPU does."""
+    # NumPy, by which it computes, says each time that it divides by 0 or overflows.
+    config.addinivalue_line(
+        "filterwarnings", r"ignore::RuntimeWarning:triton\.runtime\.interpreter"
+    )
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Return the device on which kernels run here."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

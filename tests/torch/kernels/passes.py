@@ -1,0 +1,197 @@
+"""What the tests of the passes step on: lists of tensors, settings, comparisons."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.kernels import reference, updating
+from gradscale.torch.kernels.lists import (
+    AdamHow,
+    AdamLists,
+    Handed,
+    LionHow,
+    MomentumLists,
+    SgdHow,
+)
+from gradscale.torch.kernels.plans import Plans
+from gradscale.torch.kernels.readers import Reader
+
+# Around the chunk of 1024, and what is left of a vector of 16 bytes.
+SIZES = (1, 5, 1024, 1025, 2050)
+
+ADAM = AdamHow(0.01, 0.9, 0.999, 1e-8, 0.0, decoupled=True, maximize=False)
+SGD = SgdHow(0.01, 0.0, 0.0, 0.0, nesterov=False, maximize=False)
+LION = LionHow(0.01, 0.9, 0.99, 0.0, maximize=False)
+
+# How far from the reference a value may lie, relative to the largest of its tensor:
+# a pass has a dozen roundings of 2**-24, and three passes are taken.
+CLOSE = 2.0**-18
+
+Lists = AdamLists | MomentumLists
+
+
+def values(sizes: Any, device: torch.device, *, seed: int = 1) -> list[Tensor]:
+    """Return f32 tensors of these shapes, the same in every call."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=generator).to(device) for size in sizes]
+
+
+def adam_lists(
+    device: torch.device,
+    *,
+    sizes: Any = SIZES,
+    param: torch.dtype = torch.float32,
+    grad: torch.dtype = torch.float32,
+    amsgrad: bool = False,
+) -> AdamLists:
+    """Return lists as a new optimizer would have them; masters where needed."""
+    exact = values(sizes, device)
+    steps = torch.zeros(len(sizes), device=device)
+    return AdamLists(
+        params=[p.to(param, copy=True) for p in exact],
+        grads=[g.to(grad) for g in values(sizes, device, seed=2)],
+        exp_avgs=[torch.zeros_like(p) for p in exact],
+        exp_avg_sqs=[torch.zeros_like(p) for p in exact],
+        max_exp_avg_sqs=[torch.zeros_like(p) for p in exact] if amsgrad else [],
+        masters=[] if param is torch.float32 else exact,
+        steps=list(steps.unbind()),
+    )
+
+
+def momentum_lists(
+    device: torch.device,
+    *,
+    sizes: Any = SIZES,
+    param: torch.dtype = torch.float32,
+    grad: torch.dtype = torch.float32,
+    momenta: bool = True,
+    steps: bool = False,
+) -> MomentumLists:
+    """Return lists as a new optimizer would have them; masters where needed."""
+    exact = values(sizes, device)
+    counts = torch.zeros(len(sizes), device=device)
+    return MomentumLists(
+        params=[p.to(param, copy=True) for p in exact],
+        grads=[g.to(grad) for g in values(sizes, device, seed=2)],
+        momenta=[torch.zeros_like(p) for p in exact] if momenta else [],
+        masters=[] if param is torch.float32 else exact,
+        steps=list(counts.unbind()) if steps else [],
+    )
+
+
+def copied(lists: Lists) -> Lists:
+    """Return copies that share no memory, each with the strides of its original."""
+    return type(lists)(*([_copy(t) for t in column] for column in lists))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    if tensor.numel() == 0:
+        return tensor.clone()
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    offset = tensor.storage_offset()
+    room = torch.zeros(offset + last + 1, dtype=tensor.dtype, device=tensor.device)
+    here = room.as_strided(tensor.shape, tensor.stride(), offset)
+    return here.copy_(tensor)
+
+
+def handed(
+    device: torch.device,
+    scale: float | None = None,
+    found: float | None = None,
+    write_back: bool = False,
+) -> Handed:
+    """Return what a scaler hands over."""
+    made = [
+        None if x is None else torch.tensor(x, device=device) for x in (scale, found)
+    ]
+    return Handed(made[0], made[1], write_back)
+
+
+def launched(lists: Lists, how: Any, given: Handed, plans: Plans | None = None) -> None:
+    """Take one step by kernels; where they fail, so does the test."""
+    plans = Plans() if plans is None else plans
+    if isinstance(lists, AdamLists):
+        updating.adam_(lists, how, given, plans, "triton")
+    elif isinstance(how, LionHow):
+        updating.lion_(lists, how, given, plans, "triton")
+    else:
+        updating.sgd_(lists, how, given, plans, "triton")
+
+
+def computed(lists: Lists, how: Any, given: Handed) -> None:
+    """Take the same step by the reference."""
+    if isinstance(lists, AdamLists):
+        reference.adam_(lists, how, given)
+    elif isinstance(how, LionHow):
+        reference.lion_(lists, how, given)
+    else:
+        reference.sgd_(lists, how, given)
+
+
+def fresh_grads_(*many: Lists, seed: int) -> None:
+    """Write the same new gradients into all of the lists."""
+    shapes = [g.shape for g in many[0].grads]
+    for lists in many:
+        for grad, new in zip(
+            lists.grads, values(shapes, lists.grads[0].device, seed=seed), strict=True
+        ):
+            grad.copy_(new)
+
+
+def three_steps(
+    lists: Lists, how: Any, scale: float | None = 8.0
+) -> tuple[Lists, Lists]:
+    """Return the lists after three steps by kernels, and by the reference."""
+    ours, theirs, plans = copied(lists), copied(lists), Plans()
+    given = handed(lists.params[0].device, scale, 0.0)
+    for step in range(3):
+        fresh_grads_(ours, theirs, seed=10 + step)
+        launched(ours, how, given, plans)
+        computed(theirs, how, given)
+    return ours, theirs
+
+
+def assert_close(ours: Lists, theirs: Lists) -> None:
+    """Compare every tensor of the lists; gradients and counts must be equal."""
+    for name, mine, other in zip(ours._fields, ours, theirs, strict=True):
+        assert len(mine) == len(other)
+        for i, (a, b) in enumerate(zip(mine, other, strict=True)):
+            assert a.dtype is b.dtype, name
+            if name in ("grads", "steps"):
+                assert torch.equal(bits(a), bits(b)), f"{name}[{i}]"
+            else:
+                _assert_near(a, b, f"{name}[{i}]")
+
+
+def _assert_near(mine: Tensor, other: Tensor, what: str) -> None:
+    if mine.numel() == 0:
+        return
+    # One step of the dtype, for a master that lies next to the border of two; the
+    # interpreter does not round to bf16, it cuts off.
+    step = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}.get(mine.dtype, CLOSE)
+    room = step * other.abs().amax().double()
+    apart = (mine.double() - other.double()).abs().amax()
+    assert apart <= room, f"{what}: {apart.item()} > {room.item()}"
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return the memory of a tensor's elements, in the order of its indices."""
+    return (
+        tensor.detach()
+        .clone(memory_format=torch.contiguous_format)
+        .view(-1)
+        .view(torch.uint8)
+    )
+
+
+def all_bits(lists: Lists) -> list[list[int]]:
+    """Return every bit of the lists."""
+    return [bits(t).tolist() for column in lists for t in column]
+
+
+def read_by(
+    reader: Reader, tensors: list[Tensor], norm_type: float | None = None
+) -> Any:
+    """Return what a reader says of tensors of one kind."""
+    return reader.read(tensors, norm_type, (tensors[0].device, tensors[0].dtype))

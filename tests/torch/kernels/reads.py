@@ -1,0 +1,39 @@
+"""What the tests of the read stand on: dtypes, facts by kernels, facts in f64."""
+
+import pytest
+import torch
+
+from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.kernels.reading import CHUNK
+from tests.torch.kernels.passes import read_by
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+# Around a chunk, and what is left of a vector of 16 bytes.
+SIZES = (1, 5, 17, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3)
+# Partial sums of 8192 squares in f32, the rest in f64.
+CLOSE = 1e-6
+INT = {torch.float32: torch.int32, torch.float16: torch.int16}
+INT[torch.bfloat16] = torch.int16
+# Infinity, and a NaN with the highest payload, of either sign.
+INF_BITS = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
+
+
+def facts_of(tensors):
+    """Return (peaks, squares) of tensors that are not empty, on the host."""
+    facts = read_by(Reader("triton"), tensors, 2.0)
+    return facts.peaks.cpu(), facts.squares.cpu()
+
+
+def exact(tensors):
+    """Return the same by plain operations in f64."""
+    wide = [t.detach().cpu().double() for t in tensors]
+    peaks = torch.stack([w.abs().amax() for w in wide]).float()
+    return peaks, torch.stack([w.square().sum() for w in wide])
+
+
+def assert_exact(tensors):
+    peaks, squares = facts_of(tensors)
+    true_peaks, true_squares = exact(tensors)
+    assert torch.equal(peaks, true_peaks)
+    torch.testing.assert_close(squares, true_squares, rtol=CLOSE, atol=0.0)

@@ -1,0 +1,76 @@
+"""What a step does beside the pass: closures, hooks, parameters it passes over."""
+
+import pytest
+import torch
+
+from gradscale.torch.optim import AdamW
+from tests.torch.optim.streams import (
+    KINDS,
+    everything,
+    give,
+    parameters,
+    same,
+    stream,
+)
+
+kinds = pytest.mark.parametrize(("kind", "how"), KINDS.values(), ids=KINDS)
+
+
+def test_frozen_parameters_are_passed_over():
+    params = parameters()
+    params[1].requires_grad_(False)
+    optimizer = AdamW(params)
+    before = params[1].detach().clone()
+    (params[0].sum() + params[2].sum()).backward()
+    optimizer.step()
+    assert torch.equal(params[1], before)
+    assert params[1] not in optimizer.state
+
+
+def test_a_step_without_any_gradient_does_nothing():
+    optimizer = AdamW(parameters())
+    before = everything(optimizer)
+    optimizer.step()
+    assert same(everything(optimizer), before)
+
+
+@kinds
+def test_a_closure_is_called_with_gradients_on_and_its_loss_returned(kind, how):
+    params = parameters()
+    optimizer = kind(params, **how)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = sum((param**2).sum() for param in params)
+        loss.backward()
+        return loss
+
+    losses = [float(optimizer.step(closure).detach()) for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > losses[-1]
+
+
+@kinds
+def test_the_hooks_of_a_step_are_called_once(kind, how):
+    params = parameters()
+    optimizer = kind(params, **how)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    give(params, next(stream(1)))
+    optimizer.step()
+    assert seen == ["before", "after"]
+
+
+def test_compiled_steps_are_those_that_are_not():
+    def run(wrap):
+        params = parameters()
+        optimizer = AdamW(params, lr=0.25)
+        step = wrap(optimizer.step)
+        for grads in stream(3):
+            give(params, grads)
+            step()
+        return everything(optimizer)
+
+    compiled = run(lambda step: torch.compile(step, backend="eager"))
+    assert same(compiled, run(lambda step: step))
