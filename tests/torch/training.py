@@ -32,7 +32,7 @@ class _Planted(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, param: Tensor, grad: Tensor) -> Tensor:
         ctx.save_for_backward(grad)
-        return torch.zeros(())
+        return torch.zeros((), device=param.device)
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
@@ -55,7 +55,8 @@ def planted(param: Tensor, grad: Grad) -> Tensor:
     The loss is finite even where the gradient is not, as after an overflow in the
     middle of a backward pass.
     """
-    wanted = torch.as_tensor(grad, dtype=param.dtype).expand_as(param)
+    wanted = torch.as_tensor(grad, dtype=param.dtype, device=param.device)
+    wanted = wanted.expand_as(param)
     return _Planted.apply(param, wanted)
 
 

@@ -96,7 +96,8 @@ class Mailbox:
             return None
         slot = self._posted.popleft()
         if slot.arrived is not None:
-            slot.arrived.synchronize()
+            if not slot.arrived.query():
+                slot.arrived.synchronize()
             self._free.append(slot)
         return self._read(slot)
 

@@ -97,7 +97,7 @@ def settle(
         uncalibrated=kept.uncalibrated * whole.skip,
         grown=state.scale > before,
     )
-    ledger.kept.copy_(torch.stack(after))
+    ledger.kept.copy_(torch.stack(tuple(after)))
 
 
 def force_scale(

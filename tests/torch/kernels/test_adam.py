@@ -125,7 +125,8 @@ def test_write_back_leaves_the_divided_gradient(device, param, grad, maximize):
 
 def test_the_division_is_rounded_once(device):
     lists = adam_lists(device, sizes=(1025,))
-    expected = lists.grads[0] / 3.0
+    # By a tensor: torch takes a number for its inverse on CUDA.
+    expected = lists.grads[0] / torch.full_like(lists.grads[0], 3.0)
     # Times 1 / 3, every third element would be one ulp off.
     launched(lists, ADAM, handed(device, 3.0, 0.0, True))
     assert torch.equal(bits(lists.grads[0]), bits(expected))

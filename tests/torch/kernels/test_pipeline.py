@@ -105,6 +105,8 @@ def mixed(device):
 def given_grads(device, scaler, make, kernels):
     """Return an optimizer whose parameters have gradients of all kinds."""
     pairs = mixed(device)
+    if refused(device, make):
+        pairs = {name: pair for name, pair in pairs.items() if name not in OTHER_ORDER}
     model = torch.nn.ParameterDict(
         {name: torch.nn.Parameter(p) for name, (p, _) in pairs.items()}
     )
@@ -113,6 +115,14 @@ def given_grads(device, scaler, make, kernels):
     for name, (_, grad) in pairs.items():
         model[name].grad = grad
     return model, make(list(model.values()), kernels)
+
+
+OTHER_ORDER = ("gaps", "turned")
+
+
+def refused(device, make):
+    """Return whether torch refuses gradients in another order than the parameter's."""
+    return device.type == "cuda" and make is OF_TORCH["fused"]
 
 
 PLACES = {
@@ -129,6 +139,8 @@ SPOTS = [(name, place) for name, places in PLACES.items() for place in places]
 @pytest.mark.parametrize("bad", [INF, -INF, NAN])
 @pytest.mark.parametrize("make", ["AdamW", "Lion", "fused", "foreach"])
 def test_one_bad_element_anywhere_skips_and_is_named(device, name, place, bad, make):
+    if refused(device, MAKES[make]) and name in OTHER_ORDER:
+        pytest.skip("PyTorch's fused kernels refuse such a gradient on CUDA")
     scaler = GradScaler(device.type, 4.0, kernels="triton", allow_fp16=True)
     model, optimizer = given_grads(device, scaler, MAKES[make], "triton")
     model[name].grad[place] = bad

@@ -2,8 +2,9 @@
 
 import os
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -41,6 +42,13 @@ def usable(kernels: Kernels, device: torch.device) -> bool:
             code="GS101",
         )
     return True
+
+
+def on(device: torch.device) -> AbstractContextManager[Any]:
+    """Make the device the current one: Triton starts kernels there and nowhere else."""
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def give_up(error: Exception) -> None:

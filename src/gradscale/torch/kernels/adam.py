@@ -18,6 +18,7 @@ from gradscale.torch.kernels.chunks import (
     one_minus_exp,
     pointer,
     unscaled,
+    within,
 )
 from gradscale.torch.kernels.lists import AdamHow, Handed
 from gradscale.torch.kernels.reading import TRITON_DTYPES
@@ -79,6 +80,8 @@ def adam_(
         WRITE_BACK=handed.write_back and scale is not None,
         CHUNK=CHUNK,
         num_warps=WARPS,
+        # Said aloud: Triton's default is in flux.
+        enable_fp_fusion=True,
     )
 
 
@@ -141,7 +144,7 @@ def _adam(
     steps = tl.load(step.to(tl.pointer_type(tl.float32))) + 1.0
     step_size = lr / one_minus_exp(steps * log1)
     widen = tl.rsqrt(one_minus_exp(steps * log2))
-    if (param | grad | avg | square | largest | master) % 16 == 0:
+    if (param | grad | avg | square | largest | master) % 16 == 0 and left >= CHUNK:
         _chunk(param, grad, avg, square, largest, master, start, left, scale, lr,
                step_size, widen, beta1, rest1, beta2, rest2, eps, weight_decay, PARAM,
                GRAD, SCALED, DECAY, DECOUPLED, MAXIMIZE, MASTERS, AMSGRAD, WRITE_BACK,
@@ -183,19 +186,19 @@ def _chunk(
     AMSGRAD: tl.constexpr,
     WRITE_BACK: tl.constexpr,
     CHUNK: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     places = tl.arange(0, CHUNK)
-    inside = places < left
-    param_ptr = pointer(param, start, PARAM, ALIGNED) + places
-    grad_ptr = pointer(grad, start, GRAD, ALIGNED) + places
-    avg_ptr = pointer(avg, start, tl.float32, ALIGNED) + places
-    square_ptr = pointer(square, start, tl.float32, ALIGNED) + places
+    inside = within(places, left, CHUNK, WHOLE)
+    param_ptr = pointer(param, start, PARAM, WHOLE) + places
+    grad_ptr = pointer(grad, start, GRAD, WHOLE) + places
+    avg_ptr = pointer(avg, start, tl.float32, WHOLE) + places
+    square_ptr = pointer(square, start, tl.float32, WHOLE) + places
     g = unscaled(tl.load(grad_ptr, mask=inside, other=0.0), scale, SCALED, MAXIMIZE)
     if WRITE_BACK:
         tl.store(grad_ptr, (-g if MAXIMIZE else g).to(GRAD), mask=inside)
     if MASTERS:
-        master_ptr = pointer(master, start, tl.float32, ALIGNED) + places
+        master_ptr = pointer(master, start, tl.float32, WHOLE) + places
         p = tl.load(master_ptr, mask=inside, other=0.0)
     else:
         p = tl.load(param_ptr, mask=inside, other=0.0)
@@ -211,10 +214,10 @@ def _chunk(
     tl.store(avg_ptr, m, mask=inside)
     tl.store(square_ptr, v, mask=inside)
     if AMSGRAD:
-        largest_ptr = pointer(largest, start, tl.float32, ALIGNED) + places
+        largest_ptr = pointer(largest, start, tl.float32, WHOLE) + places
         v = tl.maximum(v, tl.load(largest_ptr, mask=inside, other=0.0))
         tl.store(largest_ptr, v, mask=inside)
-    p -= step_size * m / (tl.sqrt(v) * widen + eps)
+    p -= step_size * m / (tl.sqrt_rn(v) * widen + eps)
     if MASTERS:
         tl.store(master_ptr, p, mask=inside)
     tl.store(param_ptr, p.to(PARAM), mask=inside)

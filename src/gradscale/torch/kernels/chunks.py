@@ -22,15 +22,28 @@ def address(cells_ptr, tensors, owner, ROW: tl.constexpr):
 
 
 @triton.jit
-def pointer(begin, start, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+def pointer(begin, start, DTYPE: tl.constexpr, WHOLE: tl.constexpr):
     """Return a pointer to the element `start` of a tensor.
 
-    With ALIGNED, the caller vouches for 16 bytes, which a thread can then load at once.
+    With WHOLE, the caller vouches that it is a multiple of 16 bytes, which a thread can
+    then load at once.
     """
     at = begin + start * (DTYPE.primitive_bitwidth // 8)
-    if ALIGNED:
-        at = tl.multiple_of(at, 16)
-    return at.to(tl.pointer_type(DTYPE))
+    found = at.to(tl.pointer_type(DTYPE))
+    if WHOLE:
+        found = tl.multiple_of(found, 16)
+    return found
+
+
+@triton.jit
+def within(places, left, CHUNK: tl.constexpr, WHOLE: tl.constexpr):
+    """Return which places of a chunk are inside; with WHOLE, all of them."""
+    if WHOLE:
+        # A constant, so that the compiler drops the mask.
+        inside = tl.full((CHUNK,), 1, tl.int1)
+    else:
+        inside = places < left
+    return inside
 
 
 @triton.jit

@@ -25,6 +25,7 @@ def count_(table: Table, row: int, found_inf: Tensor | None) -> None:
         CHECKED=found_inf is not None,
         BLOCK=BLOCK,
         num_warps=4,
+        enable_fp_fusion=True,
     )
 
 

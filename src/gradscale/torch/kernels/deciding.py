@@ -37,8 +37,11 @@ def decide(facts: KindFacts, scale: Tensor, max_norm: float | None) -> Decision:
         numbers,
         DTYPE=TRITON_DTYPES[facts.dtype],
         CLIP=max_norm is not None,
+        # Here: what is tiny on the host may be 0 in f32.
+        TO_ZERO=max_norm == 0.0,
         BLOCK=BLOCK,
         num_warps=WARPS,
+        enable_fp_fusion=False,
     )
     return Decision(*numbers.unbind())
 
@@ -59,6 +62,7 @@ def _decide(
     numbers_ptr,
     DTYPE: tl.constexpr,
     CLIP: tl.constexpr,
+    TO_ZERO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     places = tl.arange(0, BLOCK)
@@ -81,7 +85,8 @@ def _decide(
         coef = tl.where(ratio > 1.0, 1.0, ratio)
         # The smallest normal f32: below, the multiplier loses digits.
         usable = coef * inverse >= 1.1754943508222875e-38
-        usable = tl.where(max_norm == 0.0, _is_finite(norm), usable)
+        if TO_ZERO:
+            usable = _is_finite(norm)
         norm_found = tl.where(usable, 0.0, 1.0)
     multiplier = inverse * coef
     grad_scale = tl.div_rn(scale, coef)

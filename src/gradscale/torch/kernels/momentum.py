@@ -10,7 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels.chunks import address, locate, pointer, unscaled
+from gradscale.torch.kernels.chunks import (
+    address,
+    locate,
+    pointer,
+    unscaled,
+    within,
+)
 from gradscale.torch.kernels.lists import Handed, LionHow, SgdHow
 from gradscale.torch.kernels.reading import TRITON_DTYPES
 from gradscale.torch.kernels.tables import Table
@@ -78,6 +84,8 @@ def momentum_(
         WRITE_BACK=handed.write_back and scale is not None,
         CHUNK=CHUNK,
         num_warps=WARPS,
+        # Said aloud: Triton's default is in flux.
+        enable_fp_fusion=True,
     )
 
 
@@ -133,7 +141,7 @@ def _momentum(
         taken = tl.load(step.to(tl.pointer_type(tl.float32)))
         # The first step that is taken has nothing to dampen.
         take = tl.where(taken == 0.0, 1.0, take)
-    if (param | grad | momentum | master) % 16 == 0:
+    if (param | grad | momentum | master) % 16 == 0 and left >= CHUNK:
         _chunk(param, grad, momentum, master, start, left, scale, lr, keep, take, stay,
                turn, weight_decay, PARAM, GRAD, SCALED, DECAY, LION, NESTEROV, MAXIMIZE,
                MASTERS, MOMENTA, WRITE_BACK, CHUNK, True)  # fmt: skip
@@ -169,22 +177,22 @@ def _chunk(
     MOMENTA: tl.constexpr,
     WRITE_BACK: tl.constexpr,
     CHUNK: tl.constexpr,
-    ALIGNED: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     places = tl.arange(0, CHUNK)
-    inside = places < left
-    param_ptr = pointer(param, start, PARAM, ALIGNED) + places
-    grad_ptr = pointer(grad, start, GRAD, ALIGNED) + places
+    inside = within(places, left, CHUNK, WHOLE)
+    param_ptr = pointer(param, start, PARAM, WHOLE) + places
+    grad_ptr = pointer(grad, start, GRAD, WHOLE) + places
     g = unscaled(tl.load(grad_ptr, mask=inside, other=0.0), scale, SCALED, MAXIMIZE)
     if WRITE_BACK:
         tl.store(grad_ptr, (-g if MAXIMIZE else g).to(GRAD), mask=inside)
     if MASTERS:
-        master_ptr = pointer(master, start, tl.float32, ALIGNED) + places
+        master_ptr = pointer(master, start, tl.float32, WHOLE) + places
         p = tl.load(master_ptr, mask=inside, other=0.0)
     else:
         p = tl.load(param_ptr, mask=inside, other=0.0)
     if MOMENTA:
-        momentum_ptr = pointer(momentum, start, tl.float32, ALIGNED) + places
+        momentum_ptr = pointer(momentum, start, tl.float32, WHOLE) + places
         m = tl.load(momentum_ptr, mask=inside, other=0.0)
     if LION:
         ahead = stay * m + turn * g

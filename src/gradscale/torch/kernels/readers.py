@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels import Kernels, give_up, usable
+from gradscale.torch.kernels import Kernels, give_up, on, usable
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
 from gradscale.torch.kernels.tables import TableCache, addresses
@@ -45,7 +45,8 @@ class KindFacts:
         from gradscale.torch.kernels.deciding import decide
 
         try:
-            return decide(self, scale, max_norm)
+            with on(scale.device):
+                return decide(self, scale, max_norm)
         except Exception as error:
             # As in `Reader.read`.
             if self._kernels == "triton":
@@ -86,7 +87,8 @@ class Reader:
         if not known or not usable(self._kernels, kind[0]):
             return None
         try:
-            return self._read(tensors, kind, begins)
+            with on(kind[0]):
+                return self._read(tensors, kind, begins)
         except Exception as error:
             # Whatever the compiler or the driver says, the run goes on: nothing but
             # fresh memory was written.

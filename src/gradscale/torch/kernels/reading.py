@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradscale.torch.kernels.chunks import pointer
 from gradscale.torch.kernels.tables import Table
 
 # Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
@@ -52,6 +53,8 @@ def read_tensors(table: Table, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         DTYPE=TRITON_DTYPES[dtype],
         CHUNK=CHUNK,
         num_warps=WARPS,
+        # Said aloud: Triton's default is in flux.
+        enable_fp_fusion=True,
     )
     _gather[(table.tensors,)](
         table.cells,
@@ -63,6 +66,8 @@ def read_tensors(table: Table, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         CHUNK=CHUNK,
         BLOCK=PARTIALS,
         num_warps=WARPS,
+        # Said aloud: Triton's default is in flux.
+        enable_fp_fusion=True,
     )
     return peaks.view(torch.float32), squares
 
@@ -85,15 +90,11 @@ def _read(
     # int64: one tensor may hold more than 2**31 elements.
     start = (chunk - first) * CHUNK
     places = tl.arange(0, CHUNK)
-    inside = places < numel - start
-    begin = address + start * (DTYPE.primitive_bitwidth // 8)
-    if address % 16 == 0:
-        # Said aloud, it lets a thread load 16 bytes at once.
-        whole_ptr = tl.multiple_of(begin, 16).to(tl.pointer_type(DTYPE))
-        grad = tl.load(whole_ptr + places, mask=inside, other=0.0)
+    if address % 16 == 0 and numel - start >= CHUNK:
+        grad = tl.load(pointer(address, start, DTYPE, True) + places)
     else:
-        begin_ptr = begin.to(tl.pointer_type(DTYPE))
-        grad = tl.load(begin_ptr + places, mask=inside, other=0.0)
+        grad_ptr = pointer(address, start, DTYPE, False) + places
+        grad = tl.load(grad_ptr, mask=places < numel - start, other=0.0)
     wide = tl.abs(grad.to(tl.float32))
     peak = tl.max(wide.to(tl.int32, bitcast=True), axis=0)
     # The peak's own exponent; 253 at most, where the factor is the smallest normal.

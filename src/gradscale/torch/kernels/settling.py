@@ -6,16 +6,15 @@ All is f32: factors that are powers of two give the rule's scales bit for bit, o
 are within one ulp a move.
 """
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-import torch
 import triton
 import triton.language as tl
 
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.policies import DynamicScale
 from gradscale.core.state import FixedState, ScaleState
+from gradscale.torch.kernels import on
 from gradscale.torch.ledger import KEPT, RING, ROW, Ledger
 
 if TYPE_CHECKING:
@@ -49,8 +48,7 @@ def settle_(
         growth_factor, backoff_factor = policy.growth_factor, policy.backoff_factor
         growth_interval, period = policy.growth_interval, policy.period
     device = state.scale.device
-    # Triton starts a kernel on the current device, wherever the tensors are.
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with on(device):
         _settle[(1,)](
             state.scale,
             state.finite_steps if isinstance(state, ScaleState) else ledger.debt,

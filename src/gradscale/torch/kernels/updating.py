@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels import Kernels, give_up, reference, usable
+from gradscale.torch.kernels import Kernels, give_up, on, reference, usable
 from gradscale.torch.kernels.lists import (
     AdamHow,
     AdamLists,
@@ -56,7 +56,8 @@ def _step(
     rest = None
     if _walkable(lists, kernels):
         try:
-            rest = launch(lists, how, handed, plans, kernels)
+            with on(lists.params[0].device):
+                rest = launch(lists, how, handed, plans, kernels)
         except Exception as error:
             # Whatever the compiler or the driver says, the run goes on. A launch that
             # failed has written nothing.

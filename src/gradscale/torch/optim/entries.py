@@ -88,10 +88,13 @@ def share_steps(counted: Iterable[tuple[Tensor, dict[str, Any]]]) -> None:
         places.setdefault((source, param.device), []).append(state)
     for (source, device), states in places.items():
         values = [state[STEP] for state in states]
-        if source is None:
-            together = torch.tensor(values, dtype=torch.float32)
-        else:
+        if source is not None:
             together = torch.stack([v.detach().reshape(()).float() for v in values])
+        elif any(values):
+            together = torch.tensor(values, dtype=torch.float32, device="cpu")
+        else:
+            # Made there: a copy from the host would wait for the device.
+            together = torch.zeros(len(values), dtype=torch.float32, device=device)
         for state, view in zip(states, together.to(device).unbind(), strict=True):
             state[STEP] = view
 
