@@ -67,8 +67,6 @@ def _gather_ordinary(
     accepted = REAL_DTYPES if allow_fp16 else REAL_DTYPES - {torch.float16}
     if len(dtypes) > 1 or not dtypes <= accepted:
         return None
-    if len(set(map(Tensor.get_device, tensors))) > 1:
-        return None
     try:
         addresses = list(map(Tensor.data_ptr, tensors))
         contiguous = all(map(Tensor.is_contiguous, tensors))
@@ -76,6 +74,7 @@ def _gather_ordinary(
         # A sparse tensor has neither.
         return None
     kind = tensors[0].device, dtypes.pop()
+    # An address tells the device as well.
     known = before is not None and addresses == before.addresses and kind == before.kind
     if not contiguous or not (known or _seem_apart(tensors, addresses)):
         return None
@@ -84,7 +83,12 @@ def _gather_ordinary(
 
 
 def _seem_apart(tensors: list[Tensor], addresses: list[int]) -> bool:
-    """Return whether each has memory of its own; an empty one has no address."""
+    """Return whether each has memory of its own, all on one device.
+
+    An empty one has no address.
+    """
+    if len(set(map(Tensor.get_device, tensors))) > 1:
+        return False
     distinct = len(set(addresses)) == len(addresses) and 0 not in addresses
     return distinct and not any(map(Tensor._is_view, tensors))
 

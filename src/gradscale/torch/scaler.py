@@ -425,7 +425,7 @@ class GradScaler(torch.amp.GradScaler):
         return returned
 
     def _step_checked(self, optimizer: Any, args: Any, kwargs: Any) -> float | None:
-        scale, _ = self._check_scale_growth_tracker("step")
+        scale, ledger = self._books("step")
         step = self._open_step(optimizer)
         state = self._per_optimizer_states[id(optimizer)]
         way = way_of(optimizer)
@@ -453,7 +453,7 @@ class GradScaler(torch.amp.GradScaler):
         grad_scale = leftover = None
         if state["stage"] is OptState.READY:
             grad_scale = self._grad_scale(step)
-            left = found_inf if way is Way.FUSED else torch.ones_like(found_inf)
+            left = found_inf if way is Way.FUSED else ledger.one
             leftover = left, self._scale_behind(step)
         seen = step.seen() if way is Way.OWN and leftover is not None else None
         with handed_over(optimizer, grad_scale, found_inf, seen):
