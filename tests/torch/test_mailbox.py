@@ -183,6 +183,9 @@ class _Event:
         assert self.waited_for
         self.waited_for = False
 
+    def query(self):
+        return self.waited_for
+
     def synchronize(self):
         self.waited_for = True
 

@@ -214,7 +214,10 @@ def test_strides_do_not_matter(kind):
         return values.t().contiguous().t()
 
     assert not across(torch.ones(3, 4)).is_contiguous()
-    assert torch.equal(run(across), run(lambda values: values.clone()))
+    # On the CPU each has a pass of its own: equal to the roundings of five steps.
+    torch.testing.assert_close(
+        run(across), run(lambda values: values.clone()), rtol=5 * 2.0**-23, atol=0.0
+    )
 
 
 @pytest.mark.parametrize("kind", [AdamW, SGD, Lion], ids=lambda kind: kind.__name__)

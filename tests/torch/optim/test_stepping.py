@@ -6,6 +6,7 @@ import torch
 from gradscale.torch.optim import AdamW
 from tests.torch.optim.streams import (
     KINDS,
+    TOLERANCE,
     everything,
     give,
     parameters,
@@ -73,4 +74,7 @@ def test_compiled_steps_are_those_that_are_not():
         return everything(optimizer)
 
     compiled = run(lambda step: torch.compile(step, backend="eager"))
-    assert same(compiled, run(lambda step: step))
+    # PyTorch's fused loops are left out of a compiled step.
+    torch.testing.assert_close(
+        compiled, run(lambda step: step), rtol=1e-5, atol=TOLERANCE["update"]
+    )

@@ -1,4 +1,4 @@
-"""One pass of an optimizer: by Triton where it runs, else by the plain reference."""
+"""One pass of an optimizer: by Triton where it runs, else by plain operations."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels import Kernels, give_up, on, reference, usable
+from gradscale.torch.kernels import Kernels, give_up, on, on_host, reference, usable
 from gradscale.torch.kernels.lists import (
     AdamHow,
     AdamLists,
@@ -27,21 +27,24 @@ def adam_(
     lists: AdamLists, how: AdamHow, handed: Handed, plans: Plans, kernels: Kernels
 ) -> None:
     """Step by Adam or AdamW, or leave all untouched. No host sync."""
-    _step(_launch_adam, reference.adam_, lists, how, handed, plans, kernels)
+    plain = on_host.adam_ if on_host.fits(lists) else reference.adam_
+    _step(_launch_adam, plain, lists, how, handed, plans, kernels)
 
 
 def sgd_(
     lists: MomentumLists, how: SgdHow, handed: Handed, plans: Plans, kernels: Kernels
 ) -> None:
     """Step by SGD, or leave all untouched. No host sync."""
-    _step(_launch_momentum, reference.sgd_, lists, how, handed, plans, kernels)
+    plain = on_host.sgd_ if on_host.fits(lists) else reference.sgd_
+    _step(_launch_momentum, plain, lists, how, handed, plans, kernels)
 
 
 def lion_(
     lists: MomentumLists, how: LionHow, handed: Handed, plans: Plans, kernels: Kernels
 ) -> None:
     """Step by Lion, or leave all untouched. No host sync."""
-    _step(_launch_momentum, reference.lion_, lists, how, handed, plans, kernels)
+    plain = on_host.lion_ if on_host.fits(lists) else reference.lion_
+    _step(_launch_momentum, plain, lists, how, handed, plans, kernels)
 
 
 def _step(

@@ -1,0 +1,167 @@
+"""The passes on the CPU: PyTorch's own fused loops, piece by piece in the cache.
+
+They compute what `reference` does. A pass in single operations writes a dozen
+temporaries of the size of the model: 50 times the time of one fused loop at 124 M
+parameters.
+"""
+
+import ctypes
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.kernels import reference
+from gradscale.torch.kernels.lists import (
+    AdamHow,
+    AdamLists,
+    Handed,
+    LionHow,
+    MomentumLists,
+    SgdHow,
+)
+
+# Elements that are worked on at once: 1 MiB of f32 for each list.
+PIECE = 2**18
+
+
+def fits(lists: AdamLists | MomentumLists) -> bool:
+    """Return whether these passes can walk the tensors."""
+    exact = lists.masters or lists.params
+    if exact[0].device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    *shaped, steps = lists
+    return (
+        {t.dtype for t in exact} in ({torch.float32}, {torch.float64})
+        and {t.dtype for t in steps} <= {torch.float32}
+        and all(type(t) in (Tensor, torch.nn.Parameter) for t in lists.params)
+        and all(t.is_contiguous() for column in shaped for t in column)
+    )
+
+
+def adam_(lists: AdamLists, how: AdamHow, handed: Handed) -> None:
+    """Step by Adam or AdamW, or leave all untouched."""
+    if _is_skipped(handed):
+        return
+    reference.count_(lists.steps, None)
+    lr = _number(how.lr)
+    for piece in _pieces(lists, handed):
+        exact, grads, exp_avgs, exp_avg_sqs, largest, steps = piece
+        if how.decoupled:
+            # Not a factor next to 1: its rounding would be a decay of its own.
+            torch._foreach_add_(exact, exact, alpha=-lr * how.weight_decay)
+        torch._fused_adam_(
+            exact,
+            grads,
+            exp_avgs,
+            exp_avg_sqs,
+            largest,
+            steps,
+            lr=lr,
+            beta1=how.beta1,
+            beta2=how.beta2,
+            weight_decay=0.0 if how.decoupled else how.weight_decay,
+            eps=how.eps,
+            amsgrad=bool(largest),
+            maximize=how.maximize,
+        )
+    _round(lists)
+
+
+def sgd_(lists: MomentumLists, how: SgdHow, handed: Handed) -> None:
+    """Step by SGD, or leave all untouched."""
+    if _is_skipped(handed):
+        return
+    lr = _number(how.lr)
+    for exact, grads, momenta, steps in _pieces(lists, handed):
+        # The first step that is taken is not dampened.
+        first = [_number(step) == 0.0 for step in steps] or [False] * len(exact)
+        for is_first in set(first):
+            chosen = [i for i, one in enumerate(first) if one is is_first]
+            torch._fused_sgd_(
+                [exact[i] for i in chosen],
+                [grads[i] for i in chosen],
+                [momenta[i] for i in chosen] if momenta else [],
+                weight_decay=how.weight_decay,
+                momentum=how.momentum,
+                lr=lr,
+                dampening=how.dampening,
+                nesterov=how.nesterov,
+                maximize=how.maximize,
+                is_first_step=is_first,
+            )
+    reference.count_(lists.steps, None)
+    _round(lists)
+
+
+def lion_(lists: MomentumLists, how: LionHow, handed: Handed) -> None:
+    """Step by Lion, or leave all untouched."""
+    if _is_skipped(handed):
+        return
+    lr = _number(how.lr)
+    for exact, grads, momenta, _ in _pieces(lists, handed):
+        if how.maximize:
+            grads = list(torch._foreach_neg(grads))
+        directions = torch._foreach_lerp(momenta, grads, 1.0 - how.beta1)
+        torch._foreach_sign_(directions)
+        torch._foreach_add_(exact, exact, alpha=-lr * how.weight_decay)
+        torch._foreach_add_(exact, directions, alpha=-lr)
+        torch._foreach_lerp_(momenta, grads, 1.0 - how.beta2)
+    _round(lists)
+
+
+def _pieces(
+    lists: AdamLists | MomentumLists, handed: Handed
+) -> Iterator[list[list[Tensor]]]:
+    """Yield exact parameters, unscaled gradients, state and steps, piece by piece."""
+    exact = lists.masters or lists.params
+    columns = [exact, lists.grads, *lists[2:]]
+    # Masters are the exact parameters: they are walked already.
+    del columns[lists._fields.index("masters")]
+    *shaped, steps = columns
+    held: list[list[Tensor]] = [[] for _ in columns]
+    size = 0
+    for place, param in enumerate(exact):
+        flat = [one[place].view(-1).split(PIECE) if one else () for one in shaped]
+        for part in range(len(flat[0])):
+            for column, tensors in zip(held, flat, strict=False):
+                column += tensors[part : part + 1]
+            held[-1] += steps[place : place + 1]
+            size += flat[0][part].numel()
+            if size >= PIECE:
+                yield _unscaled(held, handed)
+                held, size = [[] for _ in columns], 0
+        assert param.device.type == "cpu"
+    if held[0]:
+        yield _unscaled(held, handed)
+
+
+def _unscaled(held: list[list[Tensor]], handed: Handed) -> list[list[Tensor]]:
+    exact, grads, *others = held
+    wide = [grad.to(exact[0].dtype) for grad in grads]
+    if handed.grad_scale is not None:
+        wide = list(torch._foreach_div(wide, _number(handed.grad_scale)))
+        if handed.write_back:
+            torch._foreach_copy_(grads, wide)
+    return [exact, wide, *others]
+
+
+def _round(lists: AdamLists | MomentumLists) -> None:
+    """Let the parameters follow their masters, and autograd know of the writes."""
+    if lists.masters:
+        torch._foreach_copy_(lists.params, lists.masters)
+    else:
+        # PyTorch's fused loops do not say it themselves.
+        torch.autograd.graph.increment_version(lists.params)
+
+
+def _is_skipped(handed: Handed) -> bool:
+    return handed.found_inf is not None and _number(handed.found_inf) != 0.0
+
+
+def _number(value: float | Tensor) -> float:
+    if not isinstance(value, Tensor):
+        return value
+    # A load from host memory: no operator runs and nothing is waited for.
+    kind = ctypes.c_double if value.dtype is torch.float64 else ctypes.c_float
+    return kind.from_address(value.data_ptr()).value
