@@ -16,12 +16,6 @@ STEPPERS = (
     "gradscale, torch's fused AdamW",
     "gradscale and its AdamW",
 )
-# The names in results of the first version of bench_step.
-OLDER = {
-    "torch.amp.GradScaler": TORCH,
-    "no scaler, no clip": BARE,
-    "gradscale": FUSED,
-}
 BEGIN, END = "<!-- {name}: made by python -m docs.render -->", "<!-- end -->"
 
 
@@ -134,7 +128,7 @@ def _by_set(record: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
         name = f"{row['elements'] / 1e6:.0f} M parameters in {row['tensors']} tensors"
         if row["dtype"] == "f16":
             name += " of f16"
-        sets.setdefault(name, {})[OLDER.get(row["impl"], row["impl"])] = row
+        sets.setdefault(name, {})[row["impl"]] = row
     return sets
 
 

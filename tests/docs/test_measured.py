@@ -59,24 +59,6 @@ def test_a_step_is_shown_with_floor_and_ratios(results):
     ]
 
 
-def test_results_of_the_first_version_are_shown_too(results):
-    old = {"dtype": "f32", "elements": 4_096_000, "tensors": 4000}
-    results(
-        "step_h200",
-        {**old, "impl": "torch.amp.GradScaler", "p50": 47.0, "ratio_to_torch": 1.0},
-        {**old, "impl": "gradscale", "p50": 57.0, "ratio_to_torch": 1.22},
-        {**old, "impl": "no scaler, no clip", "p50": 30.0, "ratio_to_torch": 0.7},
-    )
-    assert last_row(measured.step_table()) == [
-        "4 M parameters in 4000 tensors, NVIDIA H200",
-        "–",
-        "30 ms",
-        "47 ms",
-        "57 ms, 1.22 × torch",
-        "–",
-    ]
-
-
 def test_halves_have_a_row_of_their_own(results):
     results(
         "step_h200",

@@ -10,10 +10,8 @@ from torch import Tensor
 
 from gradscale.errors import ConfigError, GradientError
 from gradscale.torch.gradients import Gradients, combine_norms, read
+from gradscale.torch.kernels.decision import SMALLEST_MULTIPLIER
 from gradscale.torch.unscaling import multiply_
-
-# The smallest normal f32: below, the multiplier loses digits and ends at 0.
-SMALLEST_MULTIPLIER = 2.0**-126
 
 
 class Clip(NamedTuple):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gradscale.torch.devices import moved
-from gradscale.torch.kernels.decision import Decision
-from gradscale.torch.kernels.readers import KindFacts, Reader
+from gradscale.torch.kernels.facts import TensorFacts
+from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.plain_reading import read_on_device, read_on_host
 
 
@@ -47,7 +47,7 @@ class KindReading:
         dtype, device: Theirs.
         positions: The place of each among all gradients.
         peaks: Returns float[n], the largest magnitude of each, NaN if there is one;
-            None where none of them can be a culprit.
+            None where none of them can be a culprit, or if `facts` are there.
         peak: f32[] or f64[], the largest of all; None if `facts` are there.
         norm: f32[] or f64[], their norm; None if it was not asked for, or if `facts`
             are there.
@@ -60,7 +60,13 @@ class KindReading:
     peaks: Callable[[], Tensor] | None = None
     peak: Tensor | None = None
     norm: Tensor | None = None
-    facts: KindFacts | None = None
+    facts: TensorFacts | None = None
+
+    def each(self) -> Tensor | None:
+        """Return float[n], the largest magnitude of each, if one may be a culprit."""
+        if self.facts is not None:
+            return self.facts.peaks
+        return None if self.peaks is None else self.peaks()
 
 
 @dataclass
@@ -134,17 +140,11 @@ class Reading:
         """Return the largest magnitude as f32[]."""
         return largest([peak.float() for _, peak in self.groups])
 
-    def decide(self, scale: Tensor, max_norm: float | None) -> Decision | None:
-        """Return all that follows, by one launch; None if no kernel can say it.
-
-        Args:
-            scale: f32[], the scale behind the gradients, on the home device.
-            max_norm: The largest 2-norm to let through; None to let all through.
-        """
+    def lone_facts(self) -> TensorFacts | None:
+        """Return what a kernel has read, if all gradients are of one kind and home."""
         kind = self.kinds[0]
-        if kind.facts is None or len(self.kinds) > 1 or kind.device != self.home:
-            return None
-        return kind.facts.decide(scale, max_norm)
+        alone = len(self.kinds) == 1 and kind.device == self.home
+        return kind.facts if alone else None
 
     def culprits(self, multiplier: Tensor) -> list[Tensor]:
         """Return the parameters behind `found(multiplier)`. Syncs."""
@@ -152,8 +152,9 @@ class Reading:
         multiplier = torch.where(torch.isfinite(multiplier), multiplier, 1.0)
         places: list[int] = []
         for kind in self.kinds:
-            if kind.peaks is not None:
-                here = kind.peaks() * multiplier.to(kind.device)
+            peaks = kind.each()
+            if peaks is not None:
+                here = peaks * multiplier.to(kind.device)
                 finite = torch.isfinite(here.to(kind.dtype)).tolist()
                 both = zip(kind.positions, finite, strict=True)
                 places += [i for i, ok in both if not ok]
@@ -207,7 +208,7 @@ def read(
             else reader.read(tensors, norm_type, (device, dtype), begins)
         )
         if facts is not None:
-            kind = KindReading(dtype, device, positions, facts.each, facts=facts)
+            kind = KindReading(dtype, device, positions, facts=facts)
         else:
             on_host = device.type == "cpu" and not torch.compiler.is_compiling()
             read_kind = read_on_host if on_host else read_on_device

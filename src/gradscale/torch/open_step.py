@@ -113,8 +113,9 @@ class OpenStep:
             max_norm: Also clip by this 2-norm; None without a clip.
         """
         self.decision = None
-        if self.clip is None and self.reading is not None:
-            self.decision = self.reading.decide(scale, max_norm)
+        facts = None if self.reading is None else self.reading.lone_facts()
+        if self.clip is None and facts is not None and self.reader is not None:
+            self.decision = self.reader.decide(facts, scale, max_norm)
         if self.decision is not None and max_norm is not None:
             made = self.decision
             self.clip = Clip(made.norm, made.coef, made.norm_found)

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradscale.torch.kernels import interpreted
+from gradscale.torch.kernels import interpreted, reference
 from gradscale.torch.kernels.deciding import BLOCK, decide
 from gradscale.torch.kernels.decision import FIELDS
-from gradscale.torch.kernels.readers import KindFacts
+from gradscale.torch.kernels.facts import TensorFacts
 
 INF, NAN = math.inf, math.nan
 F16, F32, BF16 = torch.float16, torch.float32, torch.bfloat16
@@ -19,14 +19,14 @@ SCALES = [2.0**-24, 2.0**-3, 1.0, 2.0**16, 2.0**126, 0.3, 1000.0, 3e-7, 7e37]
 MAX_NORMS = [None, 0.0, 1e-30, 1e-3, 1.0, 1e30, INF]
 
 
-def decided(device, peaks, squares, scale, max_norm, dtype=F32):
-    """Return the fields of the kernel's decision, f32[] each, on the host."""
-    facts = KindFacts(
+def decided(device, peaks, squares, scale, max_norm, dtype=F32, by=decide):
+    """Return the fields of a decision, f32[] each, on the host."""
+    facts = TensorFacts(
         dtype,
         torch.tensor(peaks, dtype=F32, device=device),
         torch.tensor(squares, dtype=torch.float64, device=device),
     )
-    made = decide(facts, torch.tensor(scale, device=device), max_norm)
+    made = by(facts, torch.tensor(scale, device=device), max_norm)
     assert all(field.dtype is F32 and field.shape == () for field in made)
     return {name: value.cpu() for name, value in made._asdict().items()}
 
@@ -53,15 +53,17 @@ def formula(peaks, squares, scale, max_norm, dtype=F32):
 
 
 def assert_as_formula(device, *facts, dtype=F32):
-    ours, truth = decided(device, *facts, dtype=dtype), formula(*facts, dtype=dtype)
-    for name in FIELDS:
-        # Flags and the peak are exact; the rest is within the roundings of a sum in
-        # another order and of the coefficient that is made from it.
-        exact = name in ("found", "norm_found", "skip", "amax")
-        rtol = 0.0 if exact else 2.0**-22
-        torch.testing.assert_close(
-            ours[name], truth[name], rtol=rtol, atol=0.0, equal_nan=True, msg=name
-        )
+    truth = formula(*facts, dtype=dtype)
+    for by in (decide, reference.decide):
+        ours = decided(device, *facts, dtype=dtype, by=by)
+        for name in FIELDS:
+            # Flags and the peak are exact; the rest is within the roundings of a sum in
+            # another order and of the coefficient that is made from it.
+            exact = name in ("found", "norm_found", "skip", "amax")
+            rtol = 0.0 if exact else 2.0**-22
+            torch.testing.assert_close(
+                ours[name], truth[name], rtol=rtol, atol=0.0, equal_nan=True, msg=name
+            )
 
 
 @pytest.mark.parametrize("max_norm", MAX_NORMS)
@@ -198,7 +200,7 @@ def test_all_tensors_count_however_many(device, count, bad):
 
 
 def test_the_next_decision_has_memory_of_its_own(device):
-    facts = KindFacts(
+    facts = TensorFacts(
         F32, torch.ones(1, device=device), torch.ones(1, device=device).double()
     )
     scale = torch.tensor(2.0, device=device)

@@ -11,14 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from gradscale.torch.kernels.decision import FIELDS, Decision
-from gradscale.torch.kernels.readers import KindFacts
+from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.reading import TRITON_DTYPES
 
 BLOCK = 1024
 WARPS = 4
 
 
-def decide(facts: KindFacts, scale: Tensor, max_norm: float | None) -> Decision:
+def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decision:
     """Return the decision on gradients that were read. No host sync.
 
     Args:

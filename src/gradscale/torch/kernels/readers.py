@@ -6,53 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels import Kernels, give_up, on, usable
+from gradscale.torch.kernels import Kernels, give_up, on, reference, usable
 from gradscale.torch.kernels.decision import Decision
+from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
 from gradscale.torch.kernels.tables import TableCache, addresses
-
-
-class KindFacts:
-    """What a kernel has read of tensors of one kind. On the device.
-
-    Attributes:
-        dtype: Theirs.
-        peaks: f32[n], the largest magnitude of each; NaN if there is one.
-        squares: f64[n], the sum of squares of each.
-    """
-
-    def __init__(
-        self,
-        dtype: torch.dtype,
-        peaks: Tensor,
-        squares: Tensor,
-        kernels: Kernels = "triton",
-    ) -> None:
-        self._kernels = kernels
-        self.dtype = dtype
-        self.peaks = peaks
-        self.squares = squares
-
-    def each(self) -> Tensor:
-        """Return the largest magnitude of each."""
-        return self.peaks
-
-    def decide(self, scale: Tensor, max_norm: float | None) -> Decision | None:
-        """Return all that follows from these facts alone, by one launch.
-
-        None if the kernel fails: plain operations can tell the same.
-        """
-        from gradscale.torch.kernels.deciding import decide
-
-        try:
-            with on(scale.device):
-                return decide(self, scale, max_norm)
-        except Exception as error:
-            # As in `Reader.read`.
-            if self._kernels == "triton":
-                raise
-            give_up(error)
-            return None
 
 
 class Reader:
@@ -73,7 +31,7 @@ class Reader:
         norm_type: float | None,
         kind: tuple[torch.device, torch.dtype],
         begins: list[int] | None = None,
-    ) -> KindFacts | None:
+    ) -> TensorFacts | None:
         """Return the facts; None where plain operations must find them. No host sync.
 
         Args:
@@ -97,12 +55,35 @@ class Reader:
             give_up(error)
             return None
 
+    def decide(
+        self, facts: TensorFacts, scale: Tensor, max_norm: float | None
+    ) -> Decision:
+        """Return all that follows from the facts alone. No host sync.
+
+        Args:
+            facts: What `read` returned.
+            scale: f32[], the scale behind the gradients, on their device.
+            max_norm: The largest 2-norm to let through; None to let all through.
+        """
+        if usable(self._kernels, scale.device):
+            try:
+                from gradscale.torch.kernels.deciding import decide
+
+                with on(scale.device):
+                    return decide(facts, scale, max_norm)
+            except Exception as error:
+                # As in `read`.
+                if self._kernels == "triton":
+                    raise
+                give_up(error)
+        return reference.decide(facts, scale, max_norm)
+
     def _read(
         self,
         tensors: list[Tensor],
         kind: tuple[torch.device, torch.dtype],
         begins: list[int] | None,
-    ) -> KindFacts:
+    ) -> TensorFacts:
         from gradscale.torch.kernels import reading
 
         if kind not in self._caches:
@@ -114,5 +95,4 @@ class Reader:
             begins = addresses(tensors)
         numels = list(map(Tensor.numel, tensors))
         table = self._caches[kind].of(numels, [begins])
-        peaks, squares = reading.read_tensors(table, kind[1])
-        return KindFacts(kind[1], peaks, squares, self._kernels)
+        return TensorFacts(kind[1], *reading.read_tensors(table, kind[1]))

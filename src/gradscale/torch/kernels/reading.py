@@ -29,7 +29,7 @@ TRITON_DTYPES = {
 
 
 def read_tensors(table: Table, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Read the tensors of a table once. No host sync.
+    """Read the tensors of a table once, as `reference.read_tensors` does. No host sync.
 
     Args:
         table: Of one list; chunks of `CHUNK` elements.

@@ -1,15 +1,19 @@
-"""The passes of the optimizers in plain torch operations: what a kernel must compute.
+"""What the kernels compute, in plain torch operations on any device. No host sync.
 
-They run on any device and for any strides, one tensor at a time, so that no more than
-a few temporaries of one tensor's size exist at once. Arithmetic is in the dtype of the
-state: f32, or f64 for f64 parameters. No host sync.
+The passes of the optimizers take any strides, one tensor at a time, so that no more
+than a few temporaries of one tensor's size exist at once. Their arithmetic is in the
+dtype of the state: f32, or f64 for f64 parameters. The end of a step is in
+`gradscale.torch.settling`.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from gradscale.torch.kernels.decision import SMALLEST_MULTIPLIER, Decision
+from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.lists import (
     AdamHow,
     AdamLists,
@@ -18,6 +22,45 @@ from gradscale.torch.kernels.lists import (
     MomentumLists,
     SgdHow,
 )
+
+
+def read_tensors(tensors: Sequence[Tensor]) -> TensorFacts:
+    """Return what one read of the tensors shows.
+
+    Args:
+        tensors: float[...] each, of one dtype and device, none of them empty.
+    """
+    # The maximum of magnitudes is exact, and NaN if there is one.
+    peaks = [tensor.abs().amax().float() for tensor in tensors]
+    squares = [tensor.double().square().sum() for tensor in tensors]
+    return TensorFacts(tensors[0].dtype, torch.stack(peaks), torch.stack(squares))
+
+
+def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decision:
+    """Return the decision on gradients that were read.
+
+    Args:
+        facts: Of gradients that are still scaled; at least one. They must stay finite
+            in their dtype once they are unscaled.
+        scale: f32[], the scale behind them.
+        max_norm: The largest norm to let through; None to let all through.
+    """
+    amax, inverse = facts.peaks.amax(), scale.reciprocal()
+    norm = (facts.squares.sum().sqrt() * inverse).float()
+    coef, norm_found = torch.ones_like(scale), torch.zeros_like(scale)
+    if max_norm is not None:
+        # The same small number as torch.nn.utils.clip_grad_norm_.
+        coef = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        usable = coef * inverse >= SMALLEST_MULTIPLIER
+        if max_norm == 0.0:
+            usable = torch.isfinite(norm)
+        norm_found = (~usable).float()
+    multiplier, grad_scale = inverse * coef, scale / coef
+    # As stored. Who multiplies and who divides may differ in the last bit.
+    stored = torch.stack((amax * multiplier, amax / grad_scale)).to(facts.dtype)
+    found = (~torch.isfinite(stored).all()).float()
+    skip = torch.maximum(found, norm_found)
+    return Decision(found, norm_found, skip, amax, norm, coef, multiplier, grad_scale)
 
 
 def adam_(lists: AdamLists, how: AdamHow, handed: Handed) -> None:
