@@ -63,10 +63,16 @@ def host_table() -> str:
     return _table(["host time of a step", *STEPPERS], lines)
 
 
-def train_table() -> str:
-    """Return what each scaler adds to a training step, a row a batch and optimizer."""
+def train_table(device: str = "") -> str:
+    """Return what each scaler adds to a training step, a row a batch and optimizer.
+
+    Args:
+        device: Only what was measured on such a device.
+    """
     lines = []
     for record in _records("train"):
+        if device not in record["device"]:
+            continue
         for batch in dict.fromkeys(row["batch"] for row in record["rows"]):
             rows = {r["impl"]: r for r in record["rows"] if r["batch"] == batch}
             size = f"{next(iter(rows.values()))['elements'] / 1e6:.3g} M parameters"
@@ -210,6 +216,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "step": step_table,
     "host": host_table,
     "train": train_table,
+    # A model that a CPU can train in no time says little of a training step.
+    "train-gpu": partial(train_table, "NVIDIA"),
     "defects": defects_table,
     "defects-short": partial(defects_table, WORST),
 }

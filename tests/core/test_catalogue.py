@@ -136,7 +136,13 @@ def codes_shown_by(
     return codes | {m.code for m in said if isinstance(m, gradscale.GradscaleWarning)}
 
 
-RUNNABLE = [entry for entry in CATALOGUE if entry.code not in NEEDS_ACCELERATOR]
+# A Triton that cannot build a kernel; tests/torch/kernels/test_choice.py makes one.
+NEEDS_BROKEN_TRITON = {"GS110"}
+RUNNABLE = [
+    entry
+    for entry in CATALOGUE
+    if entry.code not in NEEDS_ACCELERATOR | NEEDS_BROKEN_TRITON
+]
 
 
 @pytest.mark.parametrize("entry", RUNNABLE, ids=lambda entry: entry.code)
@@ -154,7 +160,7 @@ def test_what_to_use_instead_does_not_lead_to_the_code(entry, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["example", "instead"])
-@pytest.mark.parametrize("code", sorted(NEEDS_ACCELERATOR))
+@pytest.mark.parametrize("code", sorted(NEEDS_ACCELERATOR | NEEDS_BROKEN_TRITON))
 def test_an_example_for_an_accelerator_compiles(code, kind):
     compile(getattr(BY_CODE[code], kind), code, "exec")
 

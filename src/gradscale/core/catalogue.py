@@ -482,7 +482,7 @@ for batch in batches:
         ),
         example="""\
 # On a machine without a C compiler.
-scaler = gradscale.torch.GradScaler("cuda")
+scaler = GradScaler("cuda")
 for batch in batches:
     optimizer.zero_grad()
     scaler.scale(loss_of(batch)).backward()
@@ -490,7 +490,7 @@ for batch in batches:
     scaler.update()
 """,
         instead="""\
-scaler = gradscale.torch.GradScaler("cuda", kernels="plain")
+scaler = GradScaler("cuda", kernels="plain")
 for batch in batches:
     optimizer.zero_grad()
     scaler.scale(loss_of(batch)).backward()

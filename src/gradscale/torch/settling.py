@@ -9,7 +9,7 @@ from torch import Tensor
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.state import FixedState, Observed, ScaleState
 from gradscale.torch.gradients import largest
-from gradscale.torch.kernels import Kernels, give_up, usable
+from gradscale.torch.kernels import Kernels, fall_back, usable
 from gradscale.torch.ledger import RING, Account, Facts, Kept, Ledger
 from gradscale.torch.rule import move_, moves_as_torch
 
@@ -69,9 +69,7 @@ def settle(
             return
         except Exception as error:
             # Nothing is written yet: a kernel that was started does not raise.
-            if kernels == "triton":
-                raise
-            give_up(error)
+            fall_back(error, kernels)
     whole = parts[0] if alone else _together(ledger, parts)
     kept = Kept(*ledger.kept.unbind())
     before = state.scale.clone()

@@ -71,6 +71,14 @@ def test_a_failure_is_said_once():
     kernels.give_up(RuntimeError("second"))
 
 
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_what_is_not_the_fault_of_triton_is_raised(kind):
+    # Plain operations would meet the same, and the reason would be a wrong one.
+    with pytest.raises(kind):
+        kernels.fall_back(kind("not here"), "auto")
+    assert kernels._broken is None
+
+
 def test_no_kernel_is_taken_while_compiling(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert not kernels.usable("auto", CUDA)

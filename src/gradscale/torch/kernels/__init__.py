@@ -51,6 +51,20 @@ def on(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device)
 
 
+def fall_back(error: Exception, kernels: Kernels) -> None:
+    """Let plain operations do the work of a kernel that failed.
+
+    Raises:
+        Exception: The error itself, where Triton was asked for by name or has nothing
+            to do with it.
+    """
+    # A device without memory, or broken by an earlier kernel of somebody else.
+    elsewhere = torch.OutOfMemoryError, torch.AcceleratorError
+    if kernels == "triton" or isinstance(error, elsewhere):
+        raise error
+    give_up(error)
+
+
 def give_up(error: Exception) -> None:
     """Note that Triton does not work here; say so once, with the reason."""
     global _broken

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels import Kernels, give_up, on, reference, usable
+from gradscale.torch.kernels import Kernels, fall_back, on, reference, usable
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
@@ -50,9 +50,7 @@ class Reader:
         except Exception as error:
             # Whatever the compiler or the driver says, the run goes on: nothing but
             # fresh memory was written.
-            if self._kernels == "triton":
-                raise
-            give_up(error)
+            fall_back(error, self._kernels)
             return None
 
     def decide(
@@ -73,9 +71,7 @@ class Reader:
                     return decide(facts, scale, max_norm)
             except Exception as error:
                 # As in `read`.
-                if self._kernels == "triton":
-                    raise
-                give_up(error)
+                fall_back(error, self._kernels)
         return reference.decide(facts, scale, max_norm)
 
     def _read(

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels import Kernels, give_up, on, on_host, reference, usable
+from gradscale.torch.kernels import Kernels, fall_back, on, on_host, reference, usable
 from gradscale.torch.kernels.lists import (
     AdamHow,
     AdamLists,
@@ -64,9 +64,7 @@ def _step(
         except Exception as error:
             # Whatever the compiler or the driver says, the run goes on. A launch that
             # failed has written nothing.
-            if kernels == "triton":
-                raise
-            give_up(error)
+            fall_back(error, kernels)
     if rest is None:
         plain(lists, how, handed)
     elif rest:
@@ -157,9 +155,7 @@ def _count(
             [step for i, step in enumerate(steps) if i not in left_out],
             handed.found_inf,
         )
-        if kernels == "triton":
-            raise
-        give_up(error)
+        fall_back(error, kernels)
 
 
 def _note_writes(
