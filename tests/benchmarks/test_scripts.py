@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks import bench_host, bench_step, bench_train, timing
+from benchmarks import bench_host, bench_kernels, bench_step, bench_train, timing
 from benchmarks.contestants import BARE, FUSED, OWN, STEP, TORCH, chosen
 
 
@@ -215,3 +215,8 @@ def test_the_host_benchmark_on_a_gpu_has_the_time_of_the_host():
     rows = bench_host.measure(3, "cpu", 2, [TORCH, FUSED], OneMillisecond())
     assert [row["p50"] for row in rows] == [2.0, 2.0]
     assert [row["clock"] for row in rows] == ["host", "host"]
+
+
+def test_the_sweep_of_the_kernels_says_that_it_needs_a_gpu():
+    with pytest.raises(SystemExit, match="need a CUDA device"):
+        bench_kernels.main(["--device", "cpu"])

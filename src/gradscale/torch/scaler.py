@@ -273,9 +273,9 @@ class GradScaler(torch.amp.GradScaler):
         """Read the gradients and let a kernel judge them; return the multiplier."""
         scale, _ = self._books("unscale_")
         step.read(allow_fp16=allow_fp16, home=scale.device)
-        step.just_read = True
         if step.decision is None:
             step.decide(self._scale_behind(step), None)
+        step.just_read = True
         return self._multiplier(step)
 
     def _multiplier(self, step: OpenStep) -> Tensor:

@@ -1,0 +1,119 @@
+"""Sweep the sizes of the kernels: elements of a chunk, and warps.
+
+The read of the gradients and the pass of AdamW, over the tensors of a model, in device
+time. The constants in gradscale/torch/kernels were chosen by it. Needs a CUDA device.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.command import parser_for, show
+from benchmarks.models import gpt2_shapes, llama_shapes
+from benchmarks.record import quantiles
+from benchmarks.timing import Queue
+from gradscale.torch.kernels.lists import AdamHow, Handed
+from gradscale.torch.kernels.tables import Table, TableCache, addresses
+
+SETS = {
+    "gpt2-124M": gpt2_shapes(),
+    "gpt2-xl-1.56B": gpt2_shapes(1600, 48),
+    "llama-1.24B": llama_shapes(),
+}
+# Kernel, elements of a chunk, warps.
+CHUNKS = {"read": (1024, 2048, 4096, 8192), "adam": (512, 1024, 2048)}
+SIZES = [
+    (k, chunk, w) for k, some in CHUNKS.items() for chunk in some for w in (2, 4, 8)
+]
+# The host hands over two launches while the device is busy.
+BUSY_MS = 2.0
+COLUMNS = {
+    "set": "set",
+    "kernel": "impl",
+    "chunk": "chunk",
+    "warps": "warps",
+    "p20": "p20",
+    "p50": "p50",
+    "p80": "p80",
+}
+
+
+class Tensors:
+    """What the kernels walk over: one model's parameters, gradients and state."""
+
+    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
+        self.lists = [
+            [torch.randn(shape, device="cuda") for shape in shapes] for _ in range(4)
+        ]
+        self.steps = list(torch.zeros(len(shapes), device="cuda"))
+        self.numels = [tensor.numel() for tensor in self.lists[0]]
+
+    def table(self, lists: list[list[Tensor]], chunk: int) -> Table:
+        """Return a table of some lists."""
+        cache = TableCache(torch.device("cuda"), chunk)
+        return cache.of(self.numels, [addresses(one) for one in lists])
+
+
+def launch_of(
+    kernel: str, chunk: int, warps: int, tensors: Tensors
+) -> Callable[[], object]:
+    """Return what launches a kernel of this size."""
+    from gradscale.torch.kernels import adam, reading
+
+    module = reading if kernel == "read" else adam
+    module.CHUNK, module.WARPS = chunk, warps
+    if kernel == "read":
+        table = tensors.table(tensors.lists[1:2], chunk)
+        return lambda: reading.read_tensors(table, torch.float32)
+    table = tensors.table([*tensors.lists, tensors.steps], chunk)
+    how = AdamHow(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
+    handed = Handed(
+        torch.ones((), device="cuda"), torch.zeros((), device="cuda"), False
+    )
+    dtypes = torch.float32, torch.float32
+    return lambda: adam.adam_(table, *dtypes, how, handed, masters=False, amsgrad=False)
+
+
+def measure(name: str, rounds: int) -> list[dict[str, Any]]:
+    """Return a row for each kernel and size."""
+    tensors, queue, rows = Tensors(SETS[name]), Queue(), []
+    for kernel, chunk, warps in SIZES:
+        launch = launch_of(kernel, chunk, warps, tensors)
+        # The first launch compiles.
+        launch()
+        times = [queue.timed(launch, BUSY_MS).device for _ in range(rounds)]
+        rows.append(
+            {
+                "set": name,
+                "impl": kernel,
+                "dtype": "f32",
+                "elements": sum(tensors.numels),
+                "tensors": len(tensors.numels),
+                "chunk": chunk,
+                "warps": warps,
+                **quantiles(times),
+            }
+        )
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, write the JSON file, print the table."""
+    parser = parser_for(__doc__, "kernels", rounds=12)
+    parser.add_argument(
+        "--set", action="append", choices=tuple(SETS), help="only these tensors"
+    )
+    args = parser.parse_args(arguments)
+    if args.device != "cuda" or not torch.cuda.is_available():
+        sys.exit(
+            "The kernels need a CUDA device. Pass --device cuda where there is one."
+        )
+    rows = [row for name in args.set or SETS for row in measure(name, args.rounds)]
+    show(args, "kernels", rows, COLUMNS, "Kernels by size, ms")
+
+
+if __name__ == "__main__":
+    main()
