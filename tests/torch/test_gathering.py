@@ -1,9 +1,12 @@
 """Collecting gradients of every layout and dtype, or refusing them by name."""
 
+from operator import is_
+
 import pytest
 import torch
 
 from gradscale.errors import GradientError
+from gradscale.torch import gathering
 from gradscale.torch.gathering import gather
 from gradscale.torch.gradients import read
 from tests.torch.training import INF, parameter, sparse
@@ -15,7 +18,9 @@ REALS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 def _holding(*grads):
     """Return parameters that have these gradients."""
-    params = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in grads]
+    params = [
+        torch.nn.Parameter(torch.zeros(grad.shape, dtype=grad.dtype)) for grad in grads
+    ]
     for param, grad in zip(params, grads, strict=True):
         param.grad = grad
     return params
@@ -156,3 +161,41 @@ def test_a_subclass_of_tensor_is_read():
     (param,) = _holding(torch.ones(2))
     param.grad = torch.nn.Parameter(torch.tensor([1.0, INF]))
     assert read(gather([param], allow_fp16=False), CPU).found(ONE).item() == 1.0
+
+
+def _slices(buffer, *sizes):
+    """Return parameters whose gradients are slices of one buffer, as under DDP."""
+    return _holding(*buffer[: sum(sizes)].split(sizes))
+
+
+def test_slices_of_one_buffer_are_looked_at_closely_once(monkeypatch):
+    params = _slices(torch.ones(9), 4, 2, 3)
+    before = gather(params, allow_fp16=False)
+    monkeypatch.setattr(gathering, "_gather_any", None)
+    again = gather(params, allow_fp16=False, before=before)
+    assert again.addresses == before.addresses
+    assert all(map(is_, again.tensors, before.tensors))
+    assert again.kind == (CPU, torch.float32)
+
+
+def test_slices_that_come_to_overlap_are_refused_after_all():
+    params, buffer = _slices(torch.ones(9), 4, 2, 3), torch.ones(9)
+    before = gather(params, allow_fp16=False)
+    params[1].grad = buffer[2:4]
+    params[2].grad = buffer[3:6]
+    with pytest.raises(GradientError, match="overlaps"):
+        gather(params, allow_fp16=False, before=before)
+
+
+@pytest.mark.parametrize("what", ["dtype", "order", "sparse", "empty"])
+def test_slices_beside_another_kind_have_no_common_kind(what):
+    params = _slices(torch.ones(6), 4, 2)
+    params += _holding(
+        {
+            "dtype": torch.ones(2, dtype=torch.float64),
+            "order": torch.ones(2, 3).t(),
+            "sparse": sparse([0], [1.0], 2),
+            "empty": torch.zeros(0),
+        }[what]
+    )
+    assert gather(params, allow_fp16=False).kind is None

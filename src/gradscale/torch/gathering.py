@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -142,7 +142,21 @@ def _gather_any(
     )
     if views:
         _check_apart(gradients, names)
+        return gradients._replace(kind=_kind_of(gradients))
     return gradients
+
+
+def _kind_of(gradients: Gradients) -> tuple[torch.device, torch.dtype] | None:
+    """Return the kind of slices that are all alike, as of DDP's buckets; else None."""
+    params, tensors = gradients.params, gradients.tensors
+    kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
+    alike = (
+        len(kinds) == 1
+        and len(tensors) == gradients.present
+        and all(map(is_, map(_GRAD, params), tensors))
+        and all(map(Tensor.is_contiguous, tensors))
+    )
+    return kinds.pop() if alike else None
 
 
 def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:

@@ -42,6 +42,16 @@ class _Slot:
     arrived: torch.cuda.Event | None
     void: bool = False
 
+    def read(self, place: int) -> tuple[int, list[float]]:
+        """Return the count of updates and the row at one place of the ring."""
+        row = self.ring[place]
+        if self.arrived is not None:
+            # Both are on the host: no operator needs to run.
+            return self.tally.tolist()[0], row.tolist()
+        # One list, f64 for the count's sake: elsewhere each list is a sync.
+        count, *facts = torch.cat((self.tally[:1].double(), row.double())).tolist()
+        return int(count), facts
+
 
 class Mailbox:
     """Carries the rows of a ledger to the host without waiting for the device.
@@ -116,15 +126,13 @@ class Mailbox:
         return slot
 
     def _read(self, slot: _Slot) -> list[LateRow]:
-        # One list, f64 for the count's sake: elsewhere each list is a sync.
-        place = self._seen % RING
-        facts = torch.cat((slot.tally[:1].double(), slot.ring[place].double())).tolist()
-        updates, seen = int(facts[0]), self._seen
+        seen = self._seen
+        updates, row = slot.read(seen % RING)
         self._seen = updates
         if slot.void or updates <= seen:
             return []
         if updates == seen + 1:
-            return [LateRow(updates, facts[1:])]
+            return [LateRow(updates, row)]
         first = max(seen, updates - RING)
         self.lost += first - seen
         ring = slot.ring.tolist()
