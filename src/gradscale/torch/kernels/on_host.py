@@ -7,6 +7,7 @@ parameters.
 
 import ctypes
 from collections.abc import Iterator
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from gradscale.torch.kernels.lists import (
     SgdHow,
 )
 
+_DTYPE = attrgetter("dtype")
 # Elements that are worked on at once: 1 MiB of f32 for each list.
 PIECE = 2**18
 
@@ -32,10 +34,10 @@ def fits(lists: AdamLists | MomentumLists) -> bool:
         return False
     *shaped, steps = lists
     return (
-        {t.dtype for t in exact} in ({torch.float32}, {torch.float64})
-        and {t.dtype for t in steps} <= {torch.float32}
-        and all(type(t) in (Tensor, torch.nn.Parameter) for t in lists.params)
-        and all(t.is_contiguous() for column in shaped for t in column)
+        set(map(_DTYPE, exact)) in ({torch.float32}, {torch.float64})
+        and set(map(_DTYPE, steps)) <= {torch.float32}
+        and set(map(type, lists.params)) <= {Tensor, torch.nn.Parameter}
+        and all(all(map(Tensor.is_contiguous, column)) for column in shaped)
     )
 
 
@@ -121,7 +123,7 @@ def _pieces(
     *shaped, steps = columns
     held: list[list[Tensor]] = [[] for _ in columns]
     size = 0
-    for place, param in enumerate(exact):
+    for place in range(len(exact)):
         flat = [one[place].view(-1).split(PIECE) if one else () for one in shaped]
         for part in range(len(flat[0])):
             for column, tensors in zip(held, flat, strict=False):
@@ -131,7 +133,6 @@ def _pieces(
             if size >= PIECE:
                 yield _unscaled(held, handed)
                 held, size = [[] for _ in columns], 0
-        assert param.device.type == "cpu"
     if held[0]:
         yield _unscaled(held, handed)
 

@@ -27,28 +27,29 @@ def adam_(
     lists: AdamLists, how: AdamHow, handed: Handed, plans: Plans, kernels: Kernels
 ) -> None:
     """Step by Adam or AdamW, or leave all untouched. No host sync."""
-    plain = on_host.adam_ if on_host.fits(lists) else reference.adam_
-    _step(_launch_adam, plain, lists, how, handed, plans, kernels)
+    ways = _launch_adam, on_host.adam_, reference.adam_
+    _step(*ways, lists, how, handed, plans, kernels)
 
 
 def sgd_(
     lists: MomentumLists, how: SgdHow, handed: Handed, plans: Plans, kernels: Kernels
 ) -> None:
     """Step by SGD, or leave all untouched. No host sync."""
-    plain = on_host.sgd_ if on_host.fits(lists) else reference.sgd_
-    _step(_launch_momentum, plain, lists, how, handed, plans, kernels)
+    ways = _launch_momentum, on_host.sgd_, reference.sgd_
+    _step(*ways, lists, how, handed, plans, kernels)
 
 
 def lion_(
     lists: MomentumLists, how: LionHow, handed: Handed, plans: Plans, kernels: Kernels
 ) -> None:
     """Step by Lion, or leave all untouched. No host sync."""
-    plain = on_host.lion_ if on_host.fits(lists) else reference.lion_
-    _step(_launch_momentum, plain, lists, how, handed, plans, kernels)
+    ways = _launch_momentum, on_host.lion_, reference.lion_
+    _step(*ways, lists, how, handed, plans, kernels)
 
 
 def _step(
     launch: Callable[[Lists, Any, Handed, Plans, Kernels], list[int]],
+    host: Callable[[Lists, Any, Handed], None],
     plain: Callable[[Lists, Any, Handed], None],
     lists: Lists,
     how: Any,
@@ -65,11 +66,11 @@ def _step(
             # Whatever the compiler or the driver says, the run goes on. A launch that
             # failed has written nothing.
             fall_back(error, kernels)
-    if rest is None:
-        plain(lists, how, handed)
-    elif rest:
+    if rest is not None:
         picked = [[column[i] for i in rest] if column else [] for column in lists]
-        plain(type(lists)(*picked), how, handed)
+        lists = type(lists)(*picked)
+    if lists.params:
+        (host if on_host.fits(lists) else plain)(lists, how, handed)
 
 
 def _walkable(lists: AdamLists | MomentumLists, kernels: Kernels) -> bool:
