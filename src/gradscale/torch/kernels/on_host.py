@@ -123,18 +123,27 @@ def _pieces(
     *shaped, steps = columns
     held: list[list[Tensor]] = [[] for _ in columns]
     size = 0
-    for place in range(len(exact)):
-        flat = [one[place].view(-1).split(PIECE) if one else () for one in shaped]
-        for part in range(len(flat[0])):
-            for column, tensors in zip(held, flat, strict=False):
-                column += tensors[part : part + 1]
+    for place, numel in enumerate(map(Tensor.numel, exact)):
+        tensors = [one[place] for one in shaped if one]
+        # A view costs more than a step of a small tensor.
+        small = numel <= PIECE
+        parts = [tensors] if small else zip(*map(_split, tensors), strict=True)
+        for part in parts:
+            walked = iter(part)
+            for column, one in zip(held, shaped, strict=False):
+                if one:
+                    column.append(next(walked))
             held[-1] += steps[place : place + 1]
-            size += flat[0][part].numel()
+            size += part[0].numel()
             if size >= PIECE:
                 yield _unscaled(held, handed)
                 held, size = [[] for _ in columns], 0
     if held[0]:
         yield _unscaled(held, handed)
+
+
+def _split(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.view(-1).split(PIECE)
 
 
 def _unscaled(held: list[list[Tensor]], handed: Handed) -> list[list[Tensor]]:

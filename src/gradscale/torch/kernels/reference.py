@@ -178,8 +178,9 @@ def count_(steps: list[Tensor], found_inf: Tensor | None) -> None:
     """
     if not steps:
         return
-    taken = torch.ones_like(steps[0])
-    if found_inf is not None:
-        taken = (found_inf == 0.0).to(taken.dtype)
+    if found_inf is None:
+        torch._foreach_add_(steps, 1.0)
+        return
+    taken = (found_inf == 0.0).to(steps[0].dtype)
     # A list, not one tensor for all: some devices would read that one on the host.
     torch._foreach_add_(steps, [taken] * len(steps))
