@@ -683,10 +683,11 @@ for batch in batches:
     Entry(
         code="GS302",
         name="bad-checkpoint",
-        summary="The checkpoint of the scaler cannot be loaded",
+        summary="A checkpoint cannot be loaded",
         meaning=(
             "load_state_dict() got a dict that is empty, lacks a key, or holds a value "
-            "that cannot be gone on with, such as a scale of 0 or NaN. The message "
+            "that cannot be gone on with, such as a scale of 0 or NaN; or the state "
+            "of an optimizer has an entry that does not fit its parameter. The message "
             "names the key and the value. Nothing was changed."
         ),
         why=(

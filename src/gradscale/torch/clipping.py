@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradscale.errors import ConfigError, GradientError
 from gradscale.torch.gradients import Gradients, combine_norms, read
-from gradscale.torch.kernels.decision import SMALLEST_MULTIPLIER
+from gradscale.torch.kernels.reference import clip_to
 from gradscale.torch.unscaling import multiply_
 
 
@@ -51,13 +51,7 @@ def clip_of(norm: Tensor, max_norm: float, factor: Tensor) -> Clip:
         factor: f32[], what the gradients are multiplied by beside the clip.
     """
     norm = norm.float()
-    # The same small number as torch.nn.utils.clip_grad_norm_.
-    coef = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-    # Also False where the norm is inf or NaN: the coefficient is then 0 or NaN.
-    usable = coef * factor >= SMALLEST_MULTIPLIER
-    if max_norm == 0.0:
-        usable = torch.isfinite(norm)
-    return Clip(norm=norm, coef=coef, found=(~usable).float())
+    return Clip(norm, *clip_to(norm, max_norm, factor))
 
 
 def clip_params_(

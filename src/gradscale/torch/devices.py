@@ -1,5 +1,6 @@
 """Is the device there?"""
 
+import ctypes
 import warnings
 from typing import Any
 
@@ -16,6 +17,15 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     memory before the data arrives.
     """
     return tensor.to(device, non_blocking=device.type != "cpu")
+
+
+def host_value(scalar: Tensor) -> float:
+    """Return an f32[] or f64[] that lies in host memory.
+
+    A load: no operator runs and nothing is waited for.
+    """
+    kind = ctypes.c_double if scalar.dtype is torch.float64 else ctypes.c_float
+    return kind.from_address(scalar.data_ptr()).value
 
 
 def device_type(device: Any) -> str:

@@ -70,7 +70,7 @@ def _gather_ordinary(
     try:
         addresses = list(map(Tensor.data_ptr, tensors))
         contiguous = all(map(Tensor.is_contiguous, tensors))
-    except (RuntimeError, NotImplementedError):
+    except RuntimeError:
         # A sparse tensor has neither.
         return None
     kind = tensors[0].device, dtypes.pop()

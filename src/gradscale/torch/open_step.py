@@ -38,8 +38,9 @@ class OpenStep:
         reading: What they showed when they were last read.
         versions: The version of each gradient after it was unscaled or stepped on;
             None while it is as backward left it.
-        leftover: (skip, scale), f32[] each: a fused optimizer that skipped has left its
-            gradients scaled. None if they are unscaled in any case.
+        leftover: (skip, scale), f32[] each: where skip is 1 the gradients are still
+            scaled, as a fused optimizer leaves them that skipped, and one of our own
+            in any case. None if they are unscaled in any case.
         just_read: The reading is of this very call: nobody can have changed anything.
         decision: What a kernel has made of the reading and of `clip`.
         clip: The clip that waits to be folded into the step, or was applied.

@@ -1,11 +1,12 @@
 """One read of gradients of one kind in plain operations."""
 
-import ctypes
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+
+from gradscale.torch.devices import host_value
 
 # Many small reads cost more than one copy: 4000 x 1024 in
 # benchmarks/results/step_cpu.json.
@@ -78,7 +79,7 @@ def read_on_host(
             # Right after, while the piece is in the cache: one read of the memory.
             squares.append(torch.dot(piece, piece))
     peak = torch.stack(extremes).abs().amax().to(_at_least_f32(dtype))
-    highest = _value(peak)
+    highest = host_value(peak)
     # Only a peak beyond this can be a culprit, now or when it is unscaled.
     harmless = torch.finfo(dtype).max * 2.0**-32
     each = None if highest <= harmless else _peaks_on_host(tensors)
@@ -110,19 +111,13 @@ def _norm_on_host(
     if squares:
         norm = torch.stack(squares).double().sum().sqrt()
         # An overflow is inf; squares that all underflow would look like a norm of 0.
-        if 1e-15 < _value(norm) < math.inf:
+        if 1e-15 < host_value(norm) < math.inf:
             return norm
     norms = [
         torch.linalg.vector_norm(piece, norm_type, dtype=torch.float64)
         for piece in pieces
     ]
     return torch.linalg.vector_norm(torch.stack(norms), norm_type)
-
-
-def _value(scalar: Tensor) -> float:
-    # A load from host memory: no operator runs and nothing is waited for.
-    kind = ctypes.c_double if scalar.dtype is torch.float64 else ctypes.c_float
-    return kind.from_address(scalar.data_ptr()).value
 
 
 def _at_least_f32(dtype: torch.dtype) -> torch.dtype:

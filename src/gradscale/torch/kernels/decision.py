@@ -30,5 +30,3 @@ class Decision(NamedTuple):
 
 
 FIELDS = Decision._fields
-# The smallest normal f32: below, a multiplier loses digits and ends at 0.
-SMALLEST_MULTIPLIER = 2.0**-126

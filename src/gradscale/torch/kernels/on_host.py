@@ -5,13 +5,13 @@ temporaries of the size of the model: 50 times the time of one fused loop at 124
 parameters.
 """
 
-import ctypes
 from collections.abc import Iterator
 from operator import attrgetter
 
 import torch
 from torch import Tensor
 
+from gradscale.torch.devices import host_value
 from gradscale.torch.kernels import reference
 from gradscale.torch.kernels.lists import (
     AdamHow,
@@ -170,8 +170,4 @@ def _is_skipped(handed: Handed) -> bool:
 
 
 def _number(value: float | Tensor) -> float:
-    if not isinstance(value, Tensor):
-        return value
-    # A load from host memory: no operator runs and nothing is waited for.
-    kind = ctypes.c_double if value.dtype is torch.float64 else ctypes.c_float
-    return kind.from_address(value.data_ptr()).value
+    return host_value(value) if isinstance(value, Tensor) else value

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels.decision import SMALLEST_MULTIPLIER, Decision
+from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.lists import (
     AdamHow,
@@ -22,6 +22,9 @@ from gradscale.torch.kernels.lists import (
     MomentumLists,
     SgdHow,
 )
+
+# The smallest normal f32: below, a multiplier loses digits and ends at 0.
+SMALLEST_MULTIPLIER = 2.0**-126
 
 
 def read_tensors(tensors: Sequence[Tensor]) -> TensorFacts:
@@ -34,6 +37,23 @@ def read_tensors(tensors: Sequence[Tensor]) -> TensorFacts:
     peaks = [tensor.abs().amax().float() for tensor in tensors]
     squares = [tensor.double().square().sum() for tensor in tensors]
     return TensorFacts(tensors[0].dtype, torch.stack(peaks), torch.stack(squares))
+
+
+def clip_to(norm: Tensor, max_norm: float, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the coefficient that clips, and 1 if nothing can be clipped by it, else 0.
+
+    Args:
+        norm: f32[], the norm of the unscaled gradients.
+        max_norm: The largest norm to let through.
+        factor: f32[], what the gradients are multiplied by beside the clip.
+    """
+    # The same small number as torch.nn.utils.clip_grad_norm_.
+    coef = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    # Also False where the norm is inf or NaN: the coefficient is then 0 or NaN.
+    usable = coef * factor >= SMALLEST_MULTIPLIER
+    if max_norm == 0.0:
+        usable = torch.isfinite(norm)
+    return coef, (~usable).float()
 
 
 def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decision:
@@ -49,12 +69,7 @@ def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decisio
     norm = (facts.squares.sum().sqrt() * inverse).float()
     coef, norm_found = torch.ones_like(scale), torch.zeros_like(scale)
     if max_norm is not None:
-        # The same small number as torch.nn.utils.clip_grad_norm_.
-        coef = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        usable = coef * inverse >= SMALLEST_MULTIPLIER
-        if max_norm == 0.0:
-            usable = torch.isfinite(norm)
-        norm_found = (~usable).float()
+        coef, norm_found = clip_to(norm, max_norm, inverse)
     multiplier, grad_scale = inverse * coef, scale / coef
     # As stored. Who multiplies and who divides may differ in the last bit.
     stored = torch.stack((amax * multiplier, amax / grad_scale)).to(facts.dtype)
