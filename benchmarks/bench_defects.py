@@ -1,7 +1,11 @@
-"""Run every scenario of tests/torch/test_defects.py on torch's scaler and on ours."""
+"""Run every scenario of tests/torch/test_defects.py on torch's scaler and on ours.
+
+Those of several ranks, tests/torch/parallel/defect_cases.py, run in two processes.
+"""
 
 import argparse
 import json
+import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
@@ -15,6 +19,8 @@ from rich.table import Table
 
 import gradscale.torch
 from benchmarks.record import result, torch_place, write
+from tests.torch.parallel.defect_cases import DEFECTS, PASSED
+from tests.torch.parallel.launch import seen_by
 from tests.torch.test_defects import SCENARIOS
 
 CLASSES = {
@@ -58,15 +64,38 @@ def measure() -> list[dict[str, Any]]:
     ]
 
 
+def measure_ranks() -> list[dict[str, Any]]:
+    """Return the same of what two ranks do together.
+
+    Rows that speak of FSDP1 are of torch's and of our `ShardedGradScaler`.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        seen = seen_by("tests.torch.parallel.defect_cases", 2, Path(folder))
+    variants: dict[str, list[str]] = defaultdict(list)
+    for name, defect in DEFECTS.items():
+        variants[defect.scenario.func.__name__.replace("_", " ")].append(name)
+    columns = dict(zip(CLASSES, ("torch", "ours"), strict=True))
+    return [
+        {
+            "behaviour": behaviour.replace("fsdp1", "FSDP1"),
+            "variants": len(names),
+            **{
+                column: sum(set(seen[f"{name}-{whose}"]) == {PASSED} for name in names)
+                for column, whose in columns.items()
+            },
+        }
+        for behaviour, names in variants.items()
+    ]
+
+
 def main() -> None:
     """Measure, write the JSON file, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
     args = parser.parse_args()
-    record = result("defects", torch_place("cpu"), measure()) | {
-        "unit": "variants passed"
-    }
+    rows = measure() + measure_ranks()
+    record = result("defects", torch_place("cpu"), rows) | {"unit": "variants passed"}
     write(args.out, record)
     if args.json:
         print(json.dumps(record))

@@ -24,6 +24,8 @@ MODULES = [
 WITH_EXAMPLES = [
     "gradscale",
     "gradscale.core.checkpoint",
+    "gradscale.core.importing",
+    "gradscale.core.incumbents",
     "gradscale.core.ops",
     "gradscale.core.outcome",
     "gradscale.core.policies",

@@ -5,6 +5,7 @@
 65536.0
 """
 
+from gradscale.core.importing import import_state
 from gradscale.core.ops import PYTHON, RuleOps
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale, Policy, StaticScale
@@ -43,4 +44,5 @@ __all__ = [
     "StepRecord",
     "Verdict",
     "classify",
+    "import_state",
 ]

@@ -334,6 +334,26 @@ def test_a_policy_that_cannot_work_is_refused_with_its_reason(packed, settings, 
     )
 
 
+def test_a_policy_of_which_a_part_is_missing_is_refused_and_the_part_is_named(packed):
+    whole = packed["gradscale"]["policy"]
+    part = {k: v for k, v in whole.items() if k not in ("min_scale", "tolerance")}
+    assert str(refusal(with_extra(packed, policy=part))) == (
+        "The checkpoint lacks min_scale, tolerance of its DynamicScale. Defaults in "
+        "their place would go on by another rule than the one that was saved. Nothing "
+        "was loaded; load into a scaler with a DynamicScale, or save again from a "
+        "sound run. [GS302]"
+    )
+
+
+def test_moves_that_only_the_five_keys_have_are_enough(packed):
+    moves = ("growth_factor", "backoff_factor", "growth_interval")
+    whole = packed["gradscale"]["policy"]
+    part = {k: v for k, v in whole.items() if k not in moves}
+    assert unpack(with_extra(packed, policy=part), NoScale()) == unpack(
+        packed, NoScale()
+    )
+
+
 def test_a_factor_of_torch_that_cannot_work_is_refused_with_our_reason(of_torch):
     text = str(refusal({**of_torch, "growth_factor": 0.5}))
     assert "growth_factor=0.5 can never raise the scale." in text

@@ -136,7 +136,7 @@ def test_steps_replayed_after_the_count_was_set_do_arrive():
 def test_a_collapse_in_steps_that_the_host_did_not_see_is_raised_late(monkeypatch):
     scaler, param = GradScaler("cpu", init_scale=2.0**-24), parameter(2)
     optimizer = torch.optim.SGD([param], lr=1.0)
-    monkeypatch.setattr(scalers, "_host_may_act", lambda: False)
+    monkeypatch.setattr(scalers, "host_may_act", lambda: False)
     for _ in range(5):
         iterate(scaler, optimizer, param, INF)
     monkeypatch.undo()

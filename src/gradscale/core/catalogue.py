@@ -505,6 +505,45 @@ for batch in batches:
         ),
     ),
     Entry(
+        code="GS111",
+        name="ranks-apart",
+        summary="The ranks do not stand at the same place",
+        meaning=(
+            "Ranks that hold parts of the same gradients decide together: in every "
+            "step each tells the others what it has read, and where it stands. They "
+            "told different things: another policy, another number of updates, another "
+            "call; or one of them found gradients that it cannot use. Or the group in "
+            "which to decide cannot be told from the parameters."
+        ),
+        why=(
+            "A rank that decides by other rules gets another scale, steps where the "
+            "others skip, and ends up with weights of its own, without a word. One "
+            "that is a call behind makes the others wait for ever."
+        ),
+        example="""\
+# On every rank; fully_shard has cut the model.
+late = torch.distributed.get_rank() == 1
+scaler = GradScaler("cuda", init_scale=2.0**12 if late else 2.0**16)
+scaler.scale(loss_of(batch)).backward()
+scaler.step(optimizer)
+""",
+        instead="""\
+# On every rank; fully_shard has cut the model.
+scaler = GradScaler("cuda", init_scale=2.0**12)
+scaler.scale(loss_of(batch)).backward()
+scaler.step(optimizer)
+""",
+        advice=(
+            "Give every rank the same policy and guard.",
+            "Load the same checkpoint on every rank, or on none.",
+            "Call clip_grad_norm_, step and update equally often on every rank, also "
+            "on one that has no gradients in this iteration.",
+            "If a rank stopped by itself, its own error says why.",
+            "Pass process_group= where the parameters lie on meshes that have no group "
+            "in common.",
+        ),
+    ),
+    Entry(
         code="GS201",
         name="overflow",
         summary="A gradient was not finite; the step was skipped",
@@ -681,6 +720,61 @@ for batch in batches:
         ),
     ),
     Entry(
+        code="GS301",
+        name="resumed-without-state",
+        summary="The optimizer has steps behind it and the scaler starts anew",
+        meaning=(
+            "At the scaler's first step, the optimizer already had a state: the run "
+            "was resumed, and the scaler's state was not saved or not loaded. Or the "
+            "optimizer was trained without a scaler so far; then all is well. Said "
+            "once, and only where the optimizer keeps a state to tell it by."
+        ),
+        why=(
+            "The scale starts from init_scale and the count of finite steps from 0. "
+            "The first steps may be skipped until the scale is found again, or small "
+            "gradients underflow until it has grown back, and the run goes on "
+            "differently from one that was not stopped."
+        ),
+        example="""\
+optimizer = torch.optim.AdamW(model.parameters())
+loss_of(batch).backward()
+optimizer.step()
+saved = optimizer.state_dict()
+
+optimizer = torch.optim.AdamW(model.parameters())
+optimizer.load_state_dict(saved)
+scaler = GradScaler("cuda", model=model)
+scaler.scale(loss_of(batch)).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        instead="""\
+optimizer = torch.optim.AdamW(model.parameters())
+scaler.scale(loss_of(batch)).backward()
+scaler.step(optimizer)
+scaler.update()
+saved = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+
+optimizer = torch.optim.AdamW(model.parameters())
+optimizer.load_state_dict(saved["optimizer"])
+scaler = GradScaler("cuda", model=model)
+scaler.load_state_dict(saved["scaler"])
+scaler.scale(loss_of(batch)).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        advice=(
+            "Save scaler.state_dict() after update(), beside model and optimizer, and "
+            "call scaler.load_state_dict() before the first step.",
+            "A state of apex, DeepSpeed, Megatron-Core or fairseq: "
+            "scaler.load_state_dict(gradscale.import_state(saved)).",
+            "If the state is lost, go on: the scale finds its place within a few steps "
+            "(GS002). An init_scale near the last one known makes it fewer.",
+            "If the optimizer was trained without a scaler so far, there is nothing to "
+            "do.",
+        ),
+    ),
+    Entry(
         code="GS302",
         name="bad-checkpoint",
         summary="A checkpoint cannot be loaded",
@@ -738,6 +832,214 @@ scaler.load_state_dict(saved)
             'If that is not possible, delete the key "gradscale": scale, factors and '
             "the count of finite steps are kept, the bounds come from the policy in "
             "use.",
+        ),
+    ),
+    Entry(
+        code="GS304",
+        name="foreign-checkpoint",
+        summary="A state of another scaler has to be imported",
+        meaning=(
+            "load_state_dict() got the state of apex, DeepSpeed, Megatron-Core, "
+            "fairseq, flax or jmp; or import_state() got a value that nobody is known "
+            "to save, that several may have saved, or that has a scaler for each of "
+            "several losses. Nothing was changed."
+        ),
+        why=(
+            "Each scaler has its own names, defaults and rule. Read as another's, a "
+            "state would go on from another scale or grow at another step."
+        ),
+        example="""\
+saved = {"loss_scaler0": {"loss_scale": 8192.0, "unskipped": 1990}}  # of apex
+scaler.load_state_dict(saved)
+""",
+        instead="""\
+import gradscale
+
+saved = {"loss_scaler0": {"loss_scale": 8192.0, "unskipped": 1990}}  # of apex
+scaler.load_state_dict(gradscale.import_state(saved))
+""",
+        advice=(
+            "scaler.load_state_dict(gradscale.import_state(saved)).",
+            "If the keys do not tell who saved it, say so: import_state(saved, source="
+            '"apex").',
+            "Pass the scaler's own part of a larger checkpoint: it lies under names "
+            "such as scaler, grad_scaler or amp.",
+            "With several losses, make a scaler for each and import them one by one.",
+        ),
+    ),
+    Entry(
+        code="GS305",
+        name="run-file-exists",
+        summary="There is a run file of that name already",
+        meaning=(
+            "A run was to be recorded in a file that is there. It was not touched, and "
+            "nothing is recorded."
+        ),
+        why="The record of an earlier run would be lost or mixed with this one.",
+        example="""\
+import tempfile
+from gradscale.runfile import RunWriter
+
+with tempfile.TemporaryDirectory() as folder:
+    RunWriter(f"{folder}/run.gs").close()
+    RunWriter(f"{folder}/run.gs")
+""",
+        instead="""\
+import tempfile
+from gradscale.runfile import RunWriter
+
+with tempfile.TemporaryDirectory() as folder:
+    RunWriter(f"{folder}/run.gs").close()
+    RunWriter(f"{folder}/run.gs", resume=True).close()
+""",
+        advice=(
+            "Give each run a file of its own.",
+            "If this is the same run, resumed from a checkpoint, pass resume=True: "
+            "steps that are taken again replace the old ones.",
+            "Delete the file if you do not need it.",
+        ),
+    ),
+    Entry(
+        code="GS306",
+        name="run-file-unreadable",
+        summary="The file is not a run file, or is damaged",
+        meaning=(
+            "The file is missing, was not written by gradscale, is cut short or "
+            "damaged, or is held by another process for longer than a commit takes. "
+            "The message has SQLite's words. Nothing was changed."
+        ),
+        why="A record that is wrong is worse than none.",
+        example="""\
+import tempfile
+from gradscale.runfile import open_run
+
+with tempfile.NamedTemporaryFile() as file:
+    file.write(b"step 1, loss 2.5")
+    file.flush()
+    open_run(file.name)
+""",
+        instead="""\
+import tempfile
+from gradscale.runfile import RunWriter, open_run
+
+with tempfile.TemporaryDirectory() as folder:
+    RunWriter(f"{folder}/run.gs").close()
+    open_run(f"{folder}/run.gs").close()
+""",
+        advice=(
+            "Pass the file that was given with record= or after gradscale run -o.",
+            "While a run goes on, and after it was killed, the file consists of up to "
+            "three: copy those that end in -wal or -journal as well.",
+            "If the disk has damaged it, sqlite3 FILE .recover saves what is left.",
+        ),
+        references=("https://www.sqlite.org/recovery.html",),
+    ),
+    Entry(
+        code="GS307",
+        name="newer-run-file",
+        summary="The run file has a schema that this version does not read",
+        meaning=(
+            "The run file was written by a newer version of gradscale. Every version "
+            "reads the schemas of all earlier ones, and none of a later one."
+        ),
+        why="Fields that this version does not know could be misread.",
+        example="""\
+import sqlite3
+import tempfile
+from gradscale.runfile import RunWriter, open_run
+
+with tempfile.TemporaryDirectory() as folder:
+    RunWriter(f"{folder}/run.gs").close()
+    file = sqlite3.connect(f"{folder}/run.gs")
+    file.execute("PRAGMA user_version = 1000")
+    file.close()
+    open_run(f"{folder}/run.gs")
+""",
+        instead="""\
+import tempfile
+from gradscale.runfile import RunWriter, open_run
+
+with tempfile.TemporaryDirectory() as folder:
+    RunWriter(f"{folder}/run.gs").close()
+    open_run(f"{folder}/run.gs").close()
+""",
+        advice=("Install the version of gradscale that wrote it, or a newer one.",),
+    ),
+    Entry(
+        code="GS308",
+        name="recording-stopped",
+        summary="The run is no longer recorded; the training goes on",
+        meaning=(
+            "The run file could not be written: the disk is full, the file was deleted "
+            "or replaced, the folder may not be written to. Or a process that was "
+            "forked from the one that records tried to record. A warning, said once "
+            "with the reason; an error only if the file cannot be made at the start. "
+            "What was written before is kept and can be read."
+        ),
+        why=(
+            "From here on there is no record, so nothing can be said later about what "
+            "happened. Weights and scale are not affected."
+        ),
+        example="""\
+import os
+import tempfile
+from gradscale.runfile import RunWriter
+
+with tempfile.TemporaryDirectory() as folder:
+    writer = RunWriter(f"{folder}/run.gs")
+    os.remove(f"{folder}/run.gs")
+    writer.step(1, 65536.0, True, "GS000")
+    writer.close()
+""",
+        instead="""\
+import tempfile
+from gradscale.runfile import RunWriter
+
+with tempfile.TemporaryDirectory() as folder:
+    writer = RunWriter(f"{folder}/run.gs")
+    writer.step(1, 65536.0, True, "GS000")
+    writer.close()
+""",
+        advice=(
+            "See that the folder exists, has space and may be written to.",
+            "Do not move or delete the file while the run goes on; a copy can be "
+            "taken at any time.",
+            "After a restart, pass resume=True to go on with the same file.",
+            "In data-loader workers and other forked processes, do not record.",
+        ),
+    ),
+    Entry(
+        code="GS309",
+        name="record-has-gaps",
+        summary="The disk does not keep up, and rows of the record are dropped",
+        meaning=(
+            "More rows wait to be written than the backlog holds. Further ones are "
+            "dropped until there is room again; how many is written into the file. "
+            "The training does not wait. Said once."
+        ),
+        why="The record has gaps: what happened in those steps is not known.",
+        example="""\
+import tempfile
+from gradscale.runfile import RunWriter
+
+with tempfile.TemporaryDirectory() as folder:
+    with RunWriter(f"{folder}/run.gs", backlog=10) as writer:
+        for step in range(1, 1001):
+            writer.step(step, 65536.0, True, "GS000")
+""",
+        instead="""\
+import tempfile
+from gradscale.runfile import RunWriter
+
+with tempfile.TemporaryDirectory() as folder:
+    with RunWriter(f"{folder}/run.gs") as writer:
+        for step in range(1, 1001):
+            writer.step(step, 65536.0, True, "GS000")
+""",
+        advice=(
+            "Record to a local disk and copy the file afterwards.",
+            "End other programs that hold the file in a transaction of their own.",
+            "Pass a larger backlog: a row takes about 150 bytes of memory.",
         ),
     ),
 )

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
+from gradscale.core.incumbents import foreign
 from gradscale.core.ops import f32
 from gradscale.core.policies import DynamicScale, NoScale, StaticScale
 from gradscale.errors import ConfigError, StateError
@@ -98,6 +99,9 @@ def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
     Raises:
         StateError: The checkpoint cannot be loaded.
     """
+    elsewhere = foreign(state)
+    if elsewhere is not None:
+        raise elsewhere
     if not isinstance(state, Mapping):
         raise StateError(
             f"The checkpoint is a {type(state).__name__}, not a dict. There is no "
@@ -141,7 +145,23 @@ def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
     if settings["kind"] == "DynamicScale":
         # The five keys win: other tools edit those.
         arguments |= _moves_of_torch(state)
-    return _checked(state, _built(POLICIES[settings["kind"]], arguments), extra)
+    kept = built(POLICIES[settings["kind"]], arguments)
+    _check_whole(kept, arguments)
+    return _checked(state, kept, extra)
+
+
+def _check_whole(policy: AnyPolicy, arguments: Mapping[str, Any]) -> None:
+    """Refuse settings of which a part is not there."""
+    missing = [f.name for f in fields(policy) if f.name not in arguments]
+    if missing:
+        # torch.distributed.checkpoint reads those keys only that it is asked for.
+        raise StateError(
+            f"The checkpoint lacks {', '.join(missing)} of its "
+            f"{type(policy).__name__}. Defaults in their place would go on by another "
+            "rule than the one that was saved. Nothing was loaded; load into a scaler "
+            f"with a {type(policy).__name__}, or save again from a sound run.",
+            code="GS302",
+        )
 
 
 def _policy_of_torch(state: Mapping[str, Any], policy: AnyPolicy) -> AnyPolicy:
@@ -153,7 +173,7 @@ def _policy_of_torch(state: Mapping[str, Any], policy: AnyPolicy) -> AnyPolicy:
         return (
             policy
             if isinstance(policy, NoScale)
-            else _built(StaticScale, {"scale": scale})
+            else built(StaticScale, {"scale": scale})
         )
     if not isinstance(policy, DynamicScale):
         policy = DynamicScale()
@@ -163,7 +183,7 @@ def _policy_of_torch(state: Mapping[str, Any], policy: AnyPolicy) -> AnyPolicy:
         "tolerance": policy.tolerance,
     }
     scale = state["scale"]
-    return _built(
+    return built(
         DynamicScale, {"init_scale": scale, **bounds, **_moves_of_torch(state)}
     )
 
@@ -172,7 +192,8 @@ def _moves_of_torch(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: state[key] for key in TORCH_KEYS[1:4]}
 
 
-def _built(kind: type[AnyPolicy], arguments: Mapping[str, Any]) -> AnyPolicy:
+def built(kind: type[AnyPolicy], arguments: Mapping[str, Any]) -> AnyPolicy:
+    """Return the policy that a checkpoint describes, or refuse the checkpoint."""
     try:
         return kind(**arguments)
     except (ConfigError, TypeError) as error:

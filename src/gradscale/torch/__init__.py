@@ -1,5 +1,6 @@
 """Loss scaling for PyTorch: a drop-in for `torch.amp.GradScaler`."""
 
 from gradscale.torch.scaler import GradScaler
+from gradscale.torch.sharded import ShardedGradScaler
 
-__all__ = ["GradScaler"]
+__all__ = ["GradScaler", "ShardedGradScaler"]

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradscale.errors import ConfigError, GradientError
+from gradscale.errors import ConfigError
+from gradscale.torch.agreement import Voice
 from gradscale.torch.gradients import Gradients, combine_norms, read
 from gradscale.torch.kernels.reference import clip_to
 from gradscale.torch.unscaling import multiply_
@@ -60,29 +61,35 @@ def clip_params_(
     inv_scale: Tensor,
     max_norm: float,
     norm_type: float,
+    voice: Voice | None = None,
 ) -> Clip:
     """Clip gradients in place, some of them scaled and some not. No host sync.
 
     Args:
-        gradients: At least one tensor.
+        gradients: At least one tensor, unless there is a `voice`.
         unscaled: The ids of the parameters whose gradients are unscaled by now.
         inv_scale: f32[], what unscales the others.
         max_norm, norm_type: The largest norm to let through, and its order.
+        voice: How to speak to the ranks that hold the rest of the gradients.
     """
     norms, factors = [], []
     for factor, wanted in ((inv_scale, False), (torch.ones_like(inv_scale), True)):
         here = [
-            tensor
-            for param, tensor in zip(gradients.params, gradients.tensors, strict=True)
+            place
+            for place, param in enumerate(gradients.params)
             if (id(param) in unscaled) is wanted
         ]
         if here:
-            part = gradients._replace(tensors=here)
+            part = gradients.only(here)
             norm = read(part, inv_scale.device, norm_type).norm
             assert norm is not None
             norms.append(norm * factor)
             factors.append(factor)
-    norm = combine_norms(norms, norm_type)
+    norm = combine_norms(norms, norm_type) if norms else None
+    if voice is not None:
+        # The same on all ranks, whichever gradients they have.
+        norm, factors = voice.agree_on_norm(norm, norm_type), [inv_scale]
+    assert norm is not None
     clip = clip_of(norm, max_norm, torch.stack(factors).amin())
     multiply_(gradients.tensors, clip.coef)
     return clip.applied()
@@ -121,14 +128,3 @@ def split_target(target: Any) -> tuple[list[Any], list[Tensor]]:
             code="GS101",
         )
     return optimizers, params
-
-
-def refuse_sharded(gradients: Gradients, whose: str) -> None:
-    """Refuse the norm of DTensor gradients: a shard's norm is not the whole's."""
-    if gradients.sharded:
-        raise GradientError(
-            f"{whose} has DTensor gradients, of which this rank holds a part. The norm "
-            "of the part would clip too little. Call unscale_() and then "
-            "torch.nn.utils.clip_grad_norm_(), which reduces over the mesh.",
-            code="GS106",
-        )

@@ -83,3 +83,10 @@ def warn_disabled(kind: str, frames: int) -> None:
             "device='cpu' to scale on the CPU, or enabled=False to say so yourself."
         )
         warnings.warn(GradscaleWarning(message, code="GS107"), stacklevel=frames)
+
+
+def host_may_act() -> bool:
+    """Return False while a graph is compiled or captured: it must hold no host work."""
+    if torch.compiler.is_compiling():
+        return False
+    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

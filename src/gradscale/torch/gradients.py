@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,10 @@ class Gradients(NamedTuple):
         kind: (device, dtype) of all of them; None if they may differ.
         present: How many parameters have a gradient, empty and shared ones included.
         shared: Two parameters have one and the same gradient.
-        sharded: Some parameter is a DTensor.
+        copies: Of each, how many ranks hold the same elements; None if each rank has
+            its own.
+        wrapped: `.grad` of every parameter that has one, where these are not `tensors`
+            themselves; else None.
     """
 
     params: list[Tensor]
@@ -36,7 +39,37 @@ class Gradients(NamedTuple):
     kind: tuple[torch.device, torch.dtype] | None
     present: int
     shared: bool = False
-    sharded: bool = False
+    copies: list[float] | None = None
+    wrapped: list[Tensor] | None = None
+
+    def only(self, places: list[int]) -> "Gradients":
+        """Return those at these places."""
+        # Of what is compiled, neither addresses nor versions are known.
+        known = places if self.versions else []
+        return self._replace(
+            params=[self.params[i] for i in places],
+            tensors=[self.tensors[i] for i in places],
+            addresses=[self.addresses[i] for i in known],
+            versions=[self.versions[i] for i in known],
+            present=len(places),
+            copies=None if self.copies is None else [self.copies[i] for i in places],
+        )
+
+
+class Agreed(NamedTuple):
+    """What the readings of all ranks amount to; the same on each of them.
+
+    Attributes:
+        groups: For each dtype f64[], the largest magnitude of its gradients.
+        norm: f64[], the norm of the whole.
+        bad_loss: f32[], 1 if a loss was not finite on any rank, else 0.
+        astray: f32[], 1 if a rank has lost its place, else 0.
+    """
+
+    groups: list[tuple[torch.dtype, Tensor]]
+    norm: Tensor
+    bad_loss: Tensor
+    astray: Tensor
 
 
 @dataclass
@@ -45,6 +78,7 @@ class KindReading:
 
     Attributes:
         dtype, device: Theirs.
+        copies: How many ranks hold the same elements of each.
         positions: The place of each among all gradients.
         peaks: Returns float[n], the largest magnitude of each, NaN if there is one;
             None where none of them can be a culprit, or if `facts` are there.
@@ -61,6 +95,7 @@ class KindReading:
     peak: Tensor | None = None
     norm: Tensor | None = None
     facts: TensorFacts | None = None
+    copies: float = 1.0
 
     def each(self) -> Tensor | None:
         """Return float[n], the largest magnitude of each, if one may be a culprit."""
@@ -78,12 +113,15 @@ class Reading:
         kinds: What was read of each dtype and device.
         home: Where the facts go.
         norm_type: The order of the norm that was asked for, or None.
+        agreed: What all ranks together have read; None where each decides for itself.
+            Whatever is not about single parameters then speaks of the whole.
     """
 
     params: list[Tensor]
     kinds: list[KindReading]
     home: torch.device
     norm_type: float | None
+    agreed: Agreed | None = None
     _groups: list[tuple[torch.dtype, Tensor]] | None = None
     _norm: Tensor | None = None
 
@@ -95,6 +133,8 @@ class Reading:
     @property
     def groups(self) -> list[tuple[torch.dtype, Tensor]]:
         """For each kind its dtype and f32[] or f64[], its largest magnitude."""
+        if self.agreed is not None:
+            return self.agreed.groups
         # functools.cached_property has a lock, which torch.compile refuses.
         if self._groups is None:
             self._groups = [(k.dtype, moved(_peak(k), self.home)) for k in self.kinds]
@@ -103,7 +143,9 @@ class Reading:
     @property
     def norm(self) -> Tensor | None:
         """f32[] or f64[], the norm of the gradients as they are, if asked for."""
-        if self._norm is None and self.norm_type is not None:
+        if self.agreed is not None:
+            return self.agreed.norm
+        if self._norm is None and self.norm_type is not None and self.kinds:
             order = self.norm_type
             norms = [moved(_norm(kind, order), self.home) for kind in self.kinds]
             self._norm = combine_norms(norms, order)
@@ -113,6 +155,11 @@ class Reading:
         """Return the reading with this norm, if it can be told without another read."""
         if self.norm_type == norm_type:
             return self
+        if self.agreed is not None:
+            if norm_type != math.inf:
+                return None
+            agreed = self.agreed._replace(norm=self.amax())
+            return replace(self, norm_type=norm_type, agreed=agreed)
         told = norm_type in (2.0, math.inf) and all(k.facts for k in self.kinds)
         return Reading(self.params, self.kinds, self.home, norm_type) if told else None
 
@@ -134,6 +181,8 @@ class Reading:
             for dtype, peak in self.groups
             for used in [peak / factor if divide else peak * factor]
         ]
+        if self.agreed is not None:
+            flags.append(self.agreed.astray)
         return largest(flags)
 
     def amax(self) -> Tensor:
@@ -141,10 +190,10 @@ class Reading:
         return largest([peak.float() for _, peak in self.groups])
 
     def lone_facts(self) -> TensorFacts | None:
-        """Return what a kernel has read, if all gradients are of one kind and home."""
-        kind = self.kinds[0]
-        alone = len(self.kinds) == 1 and kind.device == self.home
-        return kind.facts if alone else None
+        """Return what a kernel has read, if that is all there is to know."""
+        if self.agreed is not None or len(self.kinds) != 1:
+            return None
+        return self.kinds[0].facts if self.kinds[0].device == self.home else None
 
     def culprits(self, multiplier: Tensor) -> list[Tensor]:
         """Return the parameters behind `found(multiplier)`. Syncs."""
@@ -169,10 +218,14 @@ def _peak(kind: KindReading) -> Tensor:
 
 
 def _norm(kind: KindReading, norm_type: float) -> Tensor:
+    if norm_type == math.inf:
+        return _peak(kind)
+    norm = kind.norm
     if kind.facts is not None:
-        return _peak(kind) if norm_type == math.inf else kind.facts.squares.sum().sqrt()
-    assert kind.norm is not None
-    return kind.norm
+        norm = kind.facts.squares.sum().sqrt()
+    assert norm is not None
+    # Each of the ranks that hold the same elements contributes its share of them.
+    return norm if kind.copies == 1.0 else norm / kind.copies ** (1.0 / norm_type)
 
 
 @torch.no_grad()
@@ -196,9 +249,9 @@ def read(
     """
     kinds = []
     groups = (
-        by_kind(gradients.tensors)
+        by_kind(gradients.tensors, gradients.copies)
         if gradients.kind is None
-        else [(gradients.kind, list(range(gradients.present)), gradients.tensors)]
+        else [(gradients.kind, list(range(len(gradients.tensors))), gradients.tensors)]
     )
     begins = None if gradients.kind is None else gradients.addresses
     for (device, dtype), positions, tensors in groups:
@@ -214,16 +267,30 @@ def read(
             read_kind = read_on_host if on_host else read_on_device
             peak, peaks, norm = read_kind(tensors, norm_type)
             kind = KindReading(dtype, device, positions, peaks, peak, norm)
+        if gradients.copies is not None:
+            kind.copies = gradients.copies[positions[0]]
         kinds.append(kind)
     return Reading(gradients.params, kinds, home, norm_type)
 
 
 def by_kind(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Tensor], copies: Sequence[float] | None = None
 ) -> list[tuple[tuple[torch.device, torch.dtype], list[int], list[Tensor]]]:
-    """Return the tensors of each device and dtype, with their positions."""
+    """Return the tensors of each device and dtype, with their positions.
+
+    Args:
+        tensors: The tensors.
+        copies: Also part those that lie on different numbers of ranks.
+    """
     if not tensors:
         return []
+    if copies is not None and len(set(copies)) > 1:
+        return [
+            (kind, [own[i] for i in at], part)
+            for count in dict.fromkeys(copies)
+            for own in [[i for i, n in enumerate(copies) if n == count]]
+            for kind, at, part in by_kind([tensors[i] for i in own])
+        ]
     first = tensors[0]
     kind = first.device, first.dtype
     if {t.device for t in tensors} == {kind[0]} and {t.dtype for t in tensors} == {

@@ -20,6 +20,7 @@ from gradscale.errors import (
     ScaleCollapsed,
 )
 from gradscale.torch.ledger import ROW, record_of
+from gradscale.torch.resuming import has_steps
 
 _BAD_TENSOR = (
     "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
@@ -76,6 +77,31 @@ class Watchman:
             "GS103",
             stacklevel=5,
         )
+
+    def warn_without_state(self, optimizer: Any, scale: float) -> None:
+        """Say once that an optimizer resumes and the scaler starts anew.
+
+        Args:
+            optimizer: Looked at before its first step under this scaler.
+            scale: What the scaler starts with.
+        """
+        key = ("first", id(optimizer))
+        if key in self._said:
+            return
+        self._said.add(key)
+        if has_steps(optimizer):
+            self._warn_once(
+                "resumed",
+                f"{type(optimizer).__name__} has steps behind it, and the scaler "
+                f"starts at scale={scale:g} with no state loaded. If the run resumes, "
+                "it looks for the scale again: steps are skipped that were not to be, "
+                "and it goes on differently from a run that was not stopped. Save "
+                "scaler.state_dict() beside the optimizer's, and call "
+                "scaler.load_state_dict(). If the steps before were not scaled, all is "
+                "well. Said once.",
+                "GS301",
+                stacklevel=4,
+            )
 
     def _warn_once(
         self, key: object, message: str, code: str, *, stacklevel: int

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
 from gradscale.torch.gradients import largest
@@ -157,20 +156,6 @@ class Iteration:
         flags = self.states[id(step.optimizer)]["found_inf_per_device"]
         for device, flag in flags.items():
             flags[device] = torch.maximum(flag, moved(found, device))
-
-    def agree_again(self, step: OpenStep, home: torch.device, group: Any) -> None:
-        """Let the ranks decide again after an explicit `unscale_`.
-
-        A clip may have asked one of them to skip since.
-        """
-        state = self.states[id(step.optimizer)]
-        if group is None or not state["found_inf_per_device"]:
-            return
-        skip = skip_of(state, home)
-        norm_found = skip - skip if step.norm_found is None else step.norm_found
-        skip, step.norm_found = agree((skip, norm_found), group)
-        for device in state["found_inf_per_device"]:
-            state["found_inf_per_device"][device] = moved(skip, device)
 
     def end(self, used_scale: Tensor) -> None:
         """Close what has stepped or was unscaled; carry over what was not used."""

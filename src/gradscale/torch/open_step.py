@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradscale.errors import GradientError
-from gradscale.torch.agreement import agree
+from gradscale.torch.agreement import Voice
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
 from gradscale.torch.flag import Flag
@@ -33,11 +33,13 @@ class OpenStep:
         optimizer: Whose step it is; None if only its flags are known.
         names: Where its parameters' names are looked up.
         reader: What reads its gradients by kernels; None for plain operations.
+        voice: How to speak to the ranks that decide together; None for one alone.
         gradients: As last gathered; None before that.
         accepts_fp16: They were gathered with f16 ones accepted.
         reading: What they showed when they were last read.
         versions: The version of each gradient after it was unscaled or stepped on;
             None while it is as backward left it.
+        wrappers: The versions of `gradients.wrapped`, taken along with the others.
         leftover: (skip, scale), f32[] each: where skip is 1 the gradients are still
             scaled, as a fused optimizer leaves them that skipped, and one of our own
             in any case. None if they are unscaled in any case.
@@ -59,11 +61,13 @@ class OpenStep:
     optimizer: Any = None
     names: tuple[Any, ...] = ()
     reader: Reader | None = None
+    voice: Voice | None = None
     gradients: Gradients | None = None
     accepts_fp16: bool = False
     reading: Reading | None = None
     just_read: bool = False
     versions: list[int] | None = None
+    wrappers: list[int] | None = None
     leftover: tuple[Tensor, Tensor] | None = None
     decision: Decision | None = None
     clip: Clip | None = None
@@ -86,13 +90,13 @@ class OpenStep:
         """Bring the reading up to date; one that still holds is kept."""
         gradients, held = self.gradients, self.reading
         if gradients is None or held is None or not self._untouched(allow_fp16):
-            before = None if self.reader is None else self.reader.before
-            gradients = gather(
-                self.params(), allow_fp16=allow_fp16, names=self.names, before=before
-            )
+            gradients = self._gather(allow_fp16)
             if self.reader is not None:
-                self.reader.before = gradients._replace(params=[], tensors=[])
+                self.reader.before = gradients._replace(
+                    params=[], tensors=[], wrapped=None
+                )
             self.gradients, self.accepts_fp16 = gradients, allow_fp16
+            self.wrappers = _versions_of(gradients.wrapped)
         elif norm_type is None:
             return gradients
         elif self.versions is None:
@@ -102,9 +106,42 @@ class OpenStep:
                 self.reading = known
                 return gradients
         self.reading = self.decision = None
+        # A further exchange costs more than a norm that nobody asks for.
+        order = 2.0 if norm_type is None and self.voice is not None else norm_type
         if gradients.tensors:
-            self.reading = read(gradients, home, norm_type, self.reader)
+            self.reading = read(gradients, home, order, self.reader)
+        if self.voice is not None and order is not None:
+            # A rank without gradients still takes part: the others would wait for it.
+            mine = self.reading or Reading([], [], home, order)
+            self.reading = self.voice.agree(mine, order)
         return gradients
+
+    def _gather(self, allow_fp16: bool) -> Gradients:
+        voice, reader = self.voice, self.reader
+        try:
+            return gather(
+                self.params(),
+                allow_fp16=allow_fp16,
+                names=self.names,
+                before=None if reader is None else reader.before,
+                copies=None if voice is None else voice.copies,
+            )
+        except GradientError:
+            if voice is not None:
+                voice.refuse()
+            raise
+
+    def unscaled_norm(self, norm_type: float) -> Tensor | None:
+        """Return the norm of gradients that were unscaled, if all ranks know it.
+
+        None if a gradient was touched since, or another norm was taken before.
+        """
+        reading = None if self.reading is None else self.reading.with_norm(norm_type)
+        if reading is None or reading.agreed is None or self.multiplier is None:
+            return None
+        if not self._are_gathered(self.versions):
+            return None
+        return reading.agreed.norm * self.multiplier
 
     def decide(self, scale: Tensor, max_norm: float | None) -> Decision | None:
         """Let one kernel make all of the reading, if it can; return what it made.
@@ -125,16 +162,25 @@ class OpenStep:
     def _untouched(self, allow_fp16: bool) -> bool:
         """Return whether the gradients are the very ones that were gathered last."""
         assert self.gradients is not None
-        if torch.compiler.is_compiling() or self.accepts_fp16 > allow_fp16:
+        if self.accepts_fp16 > allow_fp16:
             return False
-        tensors = self.gradients.tensors
+        return self._are_gathered(self.gradients.versions)
+
+    def _are_gathered(self, versions: list[int] | None) -> bool:
+        """Return whether the gradients are those gathered, and of these versions."""
+        if self.gradients is None or torch.compiler.is_compiling():
+            return False
+        tensors, wrapped = self.gradients.tensors, self.gradients.wrapped
+        grads = tensors if wrapped is None else wrapped
         now = list(map(_GRAD, self.params()))
-        if len(now) != len(tensors):
+        if len(now) != len(grads):
             now = [grad for grad in now if grad is not None]
         return (
-            len(now) == len(tensors)
-            and all(map(is_, now, tensors))
-            and list(map(_VERSION, tensors)) == self.gradients.versions
+            len(now) == len(grads)
+            and all(map(is_, now, grads))
+            and list(map(_VERSION, tensors)) == versions
+            # A write to a DTensor is told by itself, not by its local part.
+            and _versions_of(wrapped) == self.wrappers
         )
 
     def look(
@@ -144,8 +190,6 @@ class OpenStep:
         *,
         grad_scale: Tensor | None,
         params_clip: Clip | None,
-        loss_trace: Tensor | None,
-        group: Any,
     ) -> dict[torch.device, Tensor]:
         """Judge the reading; return whether to skip, for each of the devices.
 
@@ -156,17 +200,13 @@ class OpenStep:
                 0.
             grad_scale: f32[], what the optimizer will divide by, if it does so itself.
             params_clip: A clip of bare parameters, which may ask for a skip too.
-            loss_trace: f32[], set to NaN if it is NaN on any rank.
-            group: The ranks that decide together.
 
         Returns:
             f32 of `found_inf`'s shape, 0 or 1; nothing if there is no gradient at all.
         """
         gradients = self.gradients
         assert gradients is not None
-        together = group is not None or gradients.sharded
-        # A rank without gradients still takes part: the others would wait for it.
-        if gradients.present == 0 and not together:
+        if gradients.present == 0 and self.voice is None:
             return {}
         self.multiplier = multiplier.reshape(())
         made = self.decision
@@ -183,29 +223,15 @@ class OpenStep:
             self.amax = self.reading.amax()
         clips = [clip.found for clip in (self.clip, params_clip) if clip is not None]
         self.norm_found = largest(clips) if clips else None
-        if made is not None and not together and params_clip is found_inf is None:
+        if made is not None and params_clip is found_inf is None:
             self.skip = made.skip
             return {made.skip.device: made.skip}
-        if together:
-            self._agree(loss_trace, group)
         flags = [f for f in (self.found, self.norm_found, found_inf) if f is not None]
         found = reduce(torch.maximum, flags)
         # Flags from elsewhere may be sums.
         self.skip = found if found_inf is None else None
-        devices = {found.device} if self.reading is None else self.reading.devices
-        return {device: moved(found, device) for device in devices}
-
-    def _agree(self, loss_trace: Tensor | None, group: Any) -> None:
-        """Take over what any rank has seen."""
-        assert self.found is not None
-        assert self.amax is not None
-        zero = torch.zeros_like(self.found)
-        norm_found = zero if self.norm_found is None else self.norm_found
-        trace = zero if loss_trace is None else loss_trace
-        facts = (self.found, norm_found, self.amax, (trace != 0.0).float())
-        self.found, self.norm_found, self.amax, bad_loss = agree(facts, group)
-        if loss_trace is not None:
-            loss_trace.copy_(torch.where(bad_loss == 0.0, 0.0, torch.nan))
+        devices = () if self.reading is None else self.reading.devices
+        return {device: moved(found, device) for device in devices or (found.device,)}
 
     def seen(self) -> Seen | None:
         """Return the gradients for an optimizer that need not look again."""
@@ -228,6 +254,7 @@ class OpenStep:
             self.versions = self.gradients.versions
             if written:
                 self.versions = list(map(_VERSION, self.gradients.tensors))
+                self.wrappers = _versions_of(self.gradients.wrapped)
 
     def culprits(self) -> list[str]:
         """Return the names of the parameters that were not finite. Syncs."""
@@ -246,6 +273,10 @@ class OpenStep:
         if not closed:
             return False
         return not {id(param) for param in self.params()}.isdisjoint(closed)
+
+
+def _versions_of(tensors: list[Tensor] | None) -> list[int] | None:
+    return None if tensors is None else list(map(_VERSION, tensors))
 
 
 def unscale_once_(

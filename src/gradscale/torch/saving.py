@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 SHORT_LIVED = (
     "_ledger",
     "_accounts",
+    "_readers",
     "_iteration",
     "_mailbox",
     "_watchman",
+    "_ranks",
     "_disabled_book",
 )
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
@@ -128,6 +130,7 @@ def load_into(scaler: "GradScaler", saved: Saved) -> None:
     scaler._init_scale = saved.scale
     scaler._init_growth_tracker = saved.finite_steps
     scaler._resumed = _resumed(saved)
+    scaler._loaded = True
     if scaler._scale is None or scaler._growth_tracker is None:
         return
     # In place: a captured graph holds these very tensors.
@@ -147,6 +150,7 @@ def frozen(scaler: "GradScaler") -> dict[str, Any]:
         kept["_init_scale"] = saved.scale
         kept["_init_growth_tracker"] = saved.finite_steps
         kept["_resumed"] = _resumed(saved)
+        kept["_loaded"] = scaler._loaded or scaler._ledger is not None
     kept["_scale"] = kept["_growth_tracker"] = kept["_model"] = None
     for name in SHORT_LIVED:
         del kept[name]

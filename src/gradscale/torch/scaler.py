@@ -8,6 +8,7 @@ import warnings
 import weakref
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -18,18 +19,24 @@ from gradscale.core.checkpoint import AnyPolicy, torch_settings, unpack
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.errors import ConfigError, ScaleCollapsed
+from gradscale.errors import ConfigError, GradientError, ScaleCollapsed
 from gradscale.torch import guards, saving
+from gradscale.torch.agreement import Ranks, Voice
 from gradscale.torch.clipping import (
     Clip,
     check_max_norm,
     clip_of,
     clip_params_,
-    refuse_sharded,
     split_target,
 )
 from gradscale.torch.counting import StepCount, postfix
-from gradscale.torch.devices import device_type, is_there, moved, warn_disabled
+from gradscale.torch.devices import (
+    device_type,
+    host_may_act,
+    is_there,
+    moved,
+    warn_disabled,
+)
 from gradscale.torch.flag import Flag
 from gradscale.torch.fused import handed_over, prepare_momentum
 from gradscale.torch.gathering import gather
@@ -46,6 +53,7 @@ from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
 from gradscale.torch.paths import Path, Way, path_of, unscales_itself, way_of
 from gradscale.torch.scaling import map_outputs, times, trace_of
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
+from gradscale.torch.spread import lone, ranks_are_there, replicas_of
 from gradscale.torch.unscaling import inverse, multiply_
 
 
@@ -77,10 +85,14 @@ class GradScaler(torch.amp.GradScaler):
         policy: Settings and rule in one value, instead of the four numbers above.
         guard: "report" moves the scale as torch does and raises where torch would,
             and at the floor. "raise" also holds the scale while the loss is not
-            finite, and raises on misuse.
+            finite on any rank, and raises on misuse. Under DDP, pass the wrapped model
+            as `model`, or `process_group`: without it the losses of other ranks are
+            not known, and the scale is not held.
         model: Names the culprits by the model's parameter names. Not pickled.
-        process_group: The ranks that decide together; None where gradients arrive
-            reduced, as under DDP.
+        process_group: The ranks that decide together, each of which holds gradients
+            of its own. None to find them by the parameters: those of DTensors (FSDP2,
+            tensor parallelism) and of FSDP1; and none where gradients arrive reduced,
+            as under DDP.
         kernels: "auto" for Triton where it runs, "plain" for plain torch operations
             only, "triton" to insist.
         allow_fp16: Accept float16 gradients in `unscale_` and with every optimizer.
@@ -89,6 +101,7 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     _frames_to_caller: ClassVar[int] = 3
+    _always_together: ClassVar[bool] = False
 
     # The base class sets its attributes in its own __init__, without bounds and
     # without checks: it is not called.
@@ -129,6 +142,7 @@ class GradScaler(torch.amp.GradScaler):
         self._scale: Tensor | None = None
         self._growth_tracker: Tensor | None = None
         self._resumed = saving.Resumed()
+        self._loaded = False
         self._begin()
 
     def _begin(self) -> None:
@@ -139,6 +153,12 @@ class GradScaler(torch.amp.GradScaler):
         self._iteration = Iteration()
         self._mailbox = Mailbox()
         self._watchman = guards.Watchman()
+        self._ranks = Ranks(
+            self._process_group,
+            always=self._always_together,
+            replicas=replicas_of(self._model),
+            share_losses=self._guard == "raise",
+        )
         self._disabled_book = DisabledBook()
 
     def scale(self, outputs: Any) -> Any:
@@ -161,8 +181,9 @@ class GradScaler(torch.amp.GradScaler):
             ledger.loss_trace.add_(moved(trace, scale.device))
         ledger.used_scale.copy_(scale)
         self._iteration.scaled = True
+        self._ranks.losses_are_known = False
         scaled = times(output, scale)
-        if _host_may_act():
+        if host_may_act():
             closed_params = self._iteration.closed_params
             watch_backward(scaled, closed_params, self._report_late_backward)
         return scaled
@@ -259,14 +280,12 @@ class GradScaler(torch.amp.GradScaler):
             found_inf,
             grad_scale=grad_scale,
             params_clip=self._iteration.params_clip,
-            loss_trace=None if self._ledger is None else self._ledger.loss_trace,
-            group=self._process_group,
         )
 
     def _send_ahead(self, step: OpenStep, found: dict[torch.device, Tensor]) -> None:
         """Start the flag on its way before anything else is queued."""
         told = unscales_itself(step.optimizer)
-        if not told and len(found) == 1 and _host_may_act():
+        if not told and len(found) == 1 and host_may_act():
             step.flag = Flag.start(next(iter(found.values())))
 
     def _judged_multiplier(self, step: OpenStep, allow_fp16: bool) -> Tensor:
@@ -350,10 +369,14 @@ class GradScaler(torch.amp.GradScaler):
                 raise guards.clipped_late(optimizer)
             ready = stage is OptState.READY
             allow_fp16 = self._allow_fp16 or (ready and unscales_itself(optimizer))
-            gradients = step.read(
-                allow_fp16=allow_fp16, home=scale.device, norm_type=norm_type
-            )
-            refuse_sharded(gradients, type(optimizer).__name__)
+            if step.voice is not None:
+                step.voice.clips(max_norm, norm_type)
+            known = None if ready else step.unscaled_norm(norm_type)
+            if known is not None:
+                steps.append((step, torch.ones_like(scale)))
+                norms.append(known)
+                continue
+            step.read(allow_fp16=allow_fp16, home=scale.device, norm_type=norm_type)
             if alone and ready and norm_type == 2.0:
                 decision = step.decide(self._scale_behind(step), max_norm)
                 if decision is not None:
@@ -384,16 +407,24 @@ class GradScaler(torch.amp.GradScaler):
     ) -> Tensor:
         """Clip bare parameters at once: no step is known to fold the clip into."""
         scale, ledger = self._books("clip_grad_norm_")
-        gradients = gather(params, allow_fp16=True, names=(self._model,))
-        refuse_sharded(gradients, "clip_grad_norm_")
-        if not gradients.tensors:
+        voice = self._voice(-1, params) if ranks_are_there() else None
+        copies = None if voice is None else voice.copies
+        try:
+            gradients = gather(
+                params, allow_fp16=True, names=(self._model,), copies=copies
+            )
+        except GradientError:
+            if voice is not None:
+                voice.refuse()
+            raise
+        if not gradients.tensors and voice is None:
             return torch.zeros_like(scale)
         self._iteration.take_up(params, self._model)
         steps = self._iteration.unscaled()
         unscaled = {id(param) for param in params_of(steps)}
         by_hand = not self._iteration.scaled and self._iteration.seen_in_last(params)
         inv_scale = inverse(scale if by_hand else ledger.used_scale)
-        clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type)
+        clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type, voice)
         for step in steps:
             step.close()
             self._iteration.also_skip(step, clip.found)
@@ -417,12 +448,19 @@ class GradScaler(torch.amp.GradScaler):
         self._check_scale_growth_tracker("step")
         if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
             raise guards.stepped_before()
+        if self._starts_anew() and host_may_act():
+            self._watchman.warn_without_state(optimizer, self._init_scale)
         if way_of(optimizer) is Way.OLDER:
             returned = self._step_older_protocol(optimizer, args, kwargs)
         else:
             returned = self._step_checked(optimizer, args, kwargs)
         self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
         return returned
+
+    def _starts_anew(self) -> bool:
+        """Return whether the scaler moves, has loaded nothing, and never updated."""
+        moves = isinstance(self._policy, DynamicScale)
+        return moves and not self._loaded and not self._iteration.settled
 
     def _step_checked(self, optimizer: Any, args: Any, kwargs: Any) -> float | None:
         scale, ledger = self._books("step")
@@ -431,7 +469,6 @@ class GradScaler(torch.amp.GradScaler):
         way = way_of(optimizer)
         fused = way is not Way.FLAG
         if state["stage"] is OptState.UNSCALED:
-            self._iteration.agree_again(step, scale.device, self._process_group)
             if self._recheck:
                 self._look_again(step, state)
         elif fused and not step.shares_with(self._iteration.steps.values()):
@@ -523,7 +560,7 @@ class GradScaler(torch.amp.GradScaler):
                 self._state(),
                 ledger,
                 parts,
-                hold_on_bad_loss=self._guard == "raise",
+                hold_on_bad_loss=self._guard == "raise" and self._losses_are_known(),
                 forced_scale=forced,
                 kernels=self._kernels,
             )
@@ -535,8 +572,32 @@ class GradScaler(torch.amp.GradScaler):
             accounts = [self._account(key) for key in idle]
             settle_idle(ledger, accounts, whole=not parts)
         self._iteration.end(ledger.used_scale)
-        if (parts or idle) and _host_may_act():
+        if (parts or idle) and host_may_act():
             self._act_on_late_facts(self._mailbox.exchange(ledger))
+
+    def _losses_are_known(self) -> bool:
+        """Return whether this rank knows the losses of all that share its scale."""
+        return lone() or self._ranks.losses_are_known
+
+    def join_hook(self, **kwargs: Any) -> Any:
+        """Return what gives a rank that ran out of data the scale of the others.
+
+        For `torch.distributed.algorithms.join.Join([model, scaler])`.
+        """
+        from gradscale.torch.joining import ScalerJoinHook
+
+        return ScalerJoinHook(self, self.join_process_group)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where the scaler lives, as `Join` asks."""
+        return torch.device(self._device)
+
+    @property
+    def join_process_group(self) -> Any:
+        """The ranks that join, as `Join` asks."""
+        given = self._process_group
+        return torch.distributed.group.WORLD if given is None else given
 
     def _act_on_late_facts(self, late: list[LateRow] | None) -> None:
         if late is None:
@@ -724,7 +785,8 @@ class GradScaler(torch.amp.GradScaler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict()` of this class or of torch's returned.
 
-        A state that cannot be used is refused and nothing is changed. Does nothing if
+        `gradscale.import_state` makes such a dict of the states of other scalers. A
+        state that cannot be used is refused and nothing is changed. Does nothing if
         disabled.
         """
         if self._enabled:
@@ -761,10 +823,21 @@ class GradScaler(torch.amp.GradScaler):
             with suppress(TypeError):
                 weakref.finalize(optimizer, self._accounts.pop, key, None)
                 weakref.finalize(optimizer, self._readers.pop, key, None)
+                weakref.finalize(optimizer, self._ranks.forget, key)
         step = self._iteration.open(optimizer, self._model)
         if step.reader is None and not torch.compiler.is_compiling():
             step.reader = self._readers.setdefault(key, Reader(self._kernels))
+        if step.voice is None and self._ledger is not None and ranks_are_there():
+            step.voice = self._voice(key, step.params())
         return step
+
+    def _voice(self, key: int, params: list[Tensor]) -> Voice | None:
+        """Return how to speak to other ranks; None where this one decides alone."""
+        scale, ledger = self._books("step")
+        # The place of an optimizer among all is the same on all ranks, unlike its key.
+        who = dict(zip(self._accounts, count())).get(key, -1)
+        settings = self._policy, self._guard
+        return self._ranks.voice(key, params, ledger, scale, settings, who)
 
     def _account(self, key: int) -> Account:
         if key not in self._accounts:
@@ -777,10 +850,3 @@ class GradScaler(torch.amp.GradScaler):
         steps = self._iteration.steps.values()
         sources = [self._model, *(step.optimizer for step in steps)]
         guards.report_late_backward(names_of(params, sources), self._guard == "raise")
-
-
-def _host_may_act() -> bool:
-    """Return False while a graph is compiled or captured: it must hold no host work."""
-    if torch.compiler.is_compiling():
-        return False
-    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())

@@ -1,0 +1,203 @@
+"""Train a network cut by tensor parallelism, with gradscale.
+
+It learns to predict the next byte of Python source from the sixteen before it, on
+modules that every Python has. The same command serves CPUs and GPUs:
+
+  torchrun --standalone --nproc-per-node 2 examples/tensor_parallel.py
+  torchrun --standalone --nproc-per-node 2 examples/tensor_parallel.py --resume
+
+On GPUs it computes in FP16 and talks over NCCL. On a CPU, FP16 products take a hundred
+times as long as others: there it computes in BF16, over gloo. BF16 needs no scaling;
+the scaler works all the same, so that you see here what it does there.
+
+All ranks see the same batch. Of the wide layers each holds a part, of all others a
+copy; one optimizer has both kinds of parameters. The scaler counts every element once
+in the norm, and the ranks decide together, once a step. In step 5, the part of rank 1
+has a gradient that is not finite: all ranks skip.
+"""
+
+import argparse
+import inspect
+import json
+import math
+import os
+import shutil
+import typing
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from gradscale.torch import GradScaler
+from gradscale.torch.optim import AdamW
+
+CONTEXT, BATCH, WIDTH, LAYERS = 16, 64, 64, 2
+SPOILT_STEP = 5
+
+
+class Layer(nn.Module):
+    """A network of one wide layer behind a norm; float[b, WIDTH] to the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the layer makes of `x`."""
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Bytes i64[b, CONTEXT] to the logits of the next byte, float[b, 256]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.join = nn.Embedding(256, 32), nn.Linear(32 * CONTEXT, WIDTH)
+        self.layers = nn.Sequential(*(Layer() for _ in range(LAYERS)))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256)
+
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Return the logits."""
+        return self.head(self.norm(self.layers(self.join(self.embed(text).flatten(1)))))
+
+
+def read_text() -> torch.Tensor:
+    """Return the bytes of some modules, i64[n]."""
+    files = [inspect.getfile(module) for module in (argparse, inspect, json, typing)]
+    return torch.tensor(list(b"".join(Path(file).read_bytes() for file in files)))
+
+
+def batch_of(text: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a batch that depends on nothing but the seed, so that a run can resume."""
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=generator)
+    window = text[first + torch.arange(CONTEXT + 1)]
+    return window[:, :-1], window[:, -1]
+
+
+def kept_of(
+    model: nn.Module, optimizer: AdamW, scaler: GradScaler
+) -> dict[str, object]:
+    """Return all that a checkpoint holds; the scaler is saved and loaded as it is."""
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    return {"model": model_state, "optimizer": optimizer_state, "scaler": scaler}
+
+
+def save(folder: Path, step: int, kept: dict[str, object]) -> None:
+    """Write a checkpoint that is whole or not there; all ranks call it."""
+    unfinished, finished = folder / "unfinished", folder / f"step-{step:06}"
+    if dist.get_rank() == 0:
+        # Of a run that was killed while it wrote.
+        shutil.rmtree(unfinished, ignore_errors=True)
+    dist.barrier()
+    # Returns once every rank has written its part.
+    dcp.save({**kept, "step": step}, checkpoint_id=unfinished)
+    if dist.get_rank() == 0:
+        shutil.rmtree(finished, ignore_errors=True)
+        os.replace(unfinished, finished)
+    dist.barrier()
+
+
+def load(folder: Path, model: nn.Module, optimizer: AdamW, scaler: GradScaler) -> int:
+    """Load the last checkpoint, written by any number of ranks; return its step."""
+    found = sorted(folder.glob("step-*"))
+    if not found:
+        raise SystemExit(f"There is no checkpoint in {folder}. Run without --resume.")
+    kept = {**kept_of(model, optimizer, scaler), "step": 0}
+    dcp.load(kept, checkpoint_id=found[-1])
+    set_state_dict(
+        model,
+        optimizer,
+        model_state_dict=kept["model"],
+        optim_state_dict=kept["optimizer"],
+    )
+    return kept["step"]
+
+
+def set_up() -> torch.device:
+    """Join the other processes; return the device of this one."""
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit("Start it with torchrun; the first lines of the file say how.")
+    local, ranks_here = (int(os.environ[f"LOCAL_{n}"]) for n in ("RANK", "WORLD_SIZE"))
+    if torch.cuda.device_count() < ranks_here:
+        dist.init_process_group("gloo")
+        return torch.device("cpu")
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl")
+    return device
+
+
+def main() -> None:
+    """Train, as the command line asks."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--save-every", type=int, default=20)
+    parser.add_argument(
+        "--checkpoints", type=Path, default=Path("checkpoints/tensor_parallel")
+    )
+    parser.add_argument("--resume", action="store_true")
+    asked = parser.parse_args()
+
+    device = set_up()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+
+    torch.manual_seed(0)
+    model = Model().to(device)
+    mesh = init_device_mesh(device.type, (ranks,))
+    plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    for layer in model.layers:
+        parallelize_module(layer, mesh, plan)
+    half = torch.bfloat16 if device.type == "cpu" else torch.float16
+    optimizer = AdamW(model.parameters(), lr=3e-3)
+    scaler = GradScaler(device.type, model=model)
+
+    begin = 0
+    if asked.resume:
+        begin = load(asked.checkpoints, model, optimizer, scaler)
+        if rank == 0:
+            print(f"resumed after step {begin}, {scaler.postfix()}", flush=True)
+
+    text = read_text()
+    for step in range(begin + 1, asked.steps + 1):
+        inputs, targets = batch_of(text, seed=step)
+        optimizer.zero_grad()
+        with torch.autocast(device.type, half):
+            logits = model(inputs.to(device))
+            loss = nn.functional.cross_entropy(logits.float(), targets.to(device))
+        scaler.scale(loss).backward()
+        if step == SPOILT_STEP and rank == 1:
+            model.layers[0].up.weight.grad.to_local().fill_(torch.inf)
+        norm = scaler.clip_grad_norm_(optimizer, max_norm=1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+        # Asking waits for the device; a long run asks less often.
+        if not scaler.last.applied:
+            now = f"2^{math.log2(scaler.get_scale()):g}"
+            print(
+                f"rank {rank}: step {step} skipped, the scale is now {now}", flush=True
+            )
+        if rank == 0 and (step % 10 == 0 or step == asked.steps):
+            print(
+                f"step {step}: loss {loss.item():.2f}, norm {norm.item():.2f}, "
+                f"{scaler.postfix()}",
+                flush=True,
+            )
+        if step % asked.save_every == 0 or step == asked.steps:
+            save(asked.checkpoints, step, kept_of(model, optimizer, scaler))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The rows of a run file, and how values are packed into them."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+# The magnitudes of f16 have these exponents and no others: -24 to -15 are subnormal,
+# -14 to 15 normal. Bin i counts magnitudes in [2^(i - 24), 2^(i - 23)).
+BINS = 40
+LOWEST_EXPONENT = -24
+# SQLite would turn a NaN into NULL, and NULL says that a value is not known.
+NAN = "NaN"
+
+# The narrowest unsigned integer that holds the largest count, by its first byte.
+_WIDTHS = ((1 << 8, 1, "B"), (1 << 16, 2, "H"), (1 << 32, 4, "I"), (1 << 64, 8, "Q"))
+_CODES = {width: code for _, width, code in _WIDTHS}
+
+
+class StepRow(NamedTuple):
+    """One step, as the run file has it.
+
+    Attributes:
+        step: Which `update()` this was, counted from 1.
+        time: Seconds since 1970, when the row was handed over.
+        scale: The scale that multiplied the loss.
+        applied: The optimizer step was taken.
+        verdict: The code of the verdict, such as GS000.
+        norm: The norm of the unscaled gradients; None if nobody asked for it.
+        amax: The largest magnitude among the scaled gradients; None if not known.
+        loss: The loss before it was scaled; None if not known.
+    """
+
+    step: int
+    time: float
+    scale: float
+    applied: bool
+    verdict: str
+    norm: float | None
+    amax: float | None
+    loss: float | None
+
+
+class EventRow(NamedTuple):
+    """Something that happened, as the run file has it.
+
+    Attributes:
+        id: Counts events of the file, from 1.
+        step: The step it happened in; None if it belongs to none.
+        time: Seconds since 1970.
+        code: The entry of the catalogue that tells more.
+        where: The dotted name of a module or parameter; None if it has no place.
+        data: What else is known, as JSON has it.
+    """
+
+    id: int
+    step: int | None
+    time: float
+    code: str
+    where: str | None
+    data: Any
+
+
+class TensorSample(NamedTuple):
+    """What the underflow meter counted in one tensor of scaled gradients.
+
+    `total` is the sum of all other counts but `subnormals`, which is the sum of the
+    first ten bins.
+
+    Attributes:
+        total: Elements.
+        zeros: Elements that are exactly 0.
+        subnormals: Magnitudes that f16 holds as subnormals, in [2^-24, 2^-14).
+        histogram: `BINS` counts; bin i has magnitudes in [2^(i - 24), 2^(i - 23)).
+        below: Magnitudes in (0, 2^-24), which only a wider dtype than f16 holds.
+        above: Finite magnitudes of 2^16 and more.
+        nonfinite: inf and NaN.
+    """
+
+    total: int
+    zeros: int
+    subnormals: int
+    histogram: Sequence[int]
+    below: int = 0
+    above: int = 0
+    nonfinite: int = 0
+
+
+class SampleRow(NamedTuple):
+    """One tensor's sample, as the run file has it.
+
+    Attributes:
+        step: The step that was sampled.
+        tensor: The tensor's name.
+        sample: What was counted.
+    """
+
+    step: int
+    tensor: str
+    sample: TensorSample
+
+
+def stored(value: float | None) -> float | str | None:
+    """Return a float as SQLite keeps it: a NaN becomes a text.
+
+    >>> stored(1.5), stored(float("nan")), stored(float("inf")), stored(None)
+    (1.5, 'NaN', inf, None)
+    """
+    return value if value is None or value == value else NAN
+
+
+def restored(value: float | str) -> float:
+    """Return the float that `stored` was given.
+
+    >>> restored(1.5), restored("NaN")
+    (1.5, nan)
+    """
+    return math.nan if value == NAN else float(value)
+
+
+def packed(histogram: Sequence[int]) -> bytes:
+    """Pack a histogram: first bin, bytes per count, then counts, low byte first.
+
+    Empty bins at both ends are left out. A histogram without a count is empty.
+
+    >>> packed([0] * 20 + [3, 0, 500] + [0] * 17).hex(" ")
+    '14 02 03 00 00 00 f4 01'
+    """
+    filled = [place for place, count in enumerate(histogram) if count]
+    if not filled:
+        return b""
+    first, last = filled[0], filled[-1] + 1
+    counts = histogram[first:last]
+    largest = max(counts)
+    width, code = next((w, code) for bound, w, code in _WIDTHS if largest < bound)
+    return struct.pack(f"<BB{last - first}{code}", first, width, *counts)
+
+
+def unpacked(blob: bytes) -> tuple[int, ...]:
+    """Return the histogram that `packed` was given, `BINS` counts.
+
+    >>> unpacked(packed([0] * 20 + [3, 0, 500] + [0] * 17))[19:24]
+    (0, 3, 0, 500, 0)
+    """
+    if not blob:
+        return (0,) * BINS
+    first, width = blob[0], blob[1]
+    length = (len(blob) - 2) // width
+    counts = struct.unpack_from(f"<{length}{_CODES[width]}", blob, 2)
+    return (0,) * first + counts + (0,) * (BINS - first - length)

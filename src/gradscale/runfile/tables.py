@@ -1,0 +1,211 @@
+"""What the writer's thread does to the tables of an open run file."""
+
+import sqlite3
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gradscale.runfile.rows import NAN, TensorSample, packed, stored
+from gradscale.runfile.schema import COLUMNS, as_json, read_meta, steps_in, write_meta
+from gradscale.runfile.thinning import Thinning, due, limit
+
+# The module gives the GIL away once a statement and may wait 5 ms for its return, so
+# rows go in by the thousand. Before 3.32 a statement had at most 999 parameters.
+PARAMETERS = 8000 if sqlite3.sqlite_version_info >= (3, 32) else 999
+# Of one code, the first so many events are kept, and the newest so many.
+EVENTS_KEPT = 500
+# Tables whose rows belong to steps.
+OF_STEPS = ("steps", "peaks", "samples", "events")
+
+StepTuple = tuple[
+    int, float, float, bool, str, float | None, float | None, float | None
+]
+
+
+class Event(NamedTuple):
+    """An event on its way to the file; `data` is JSON."""
+
+    step: int | None
+    time: float
+    code: str
+    where: str | None
+    data: str
+
+
+class Peaks(NamedTuple):
+    """The peaks of a step on their way to the file."""
+
+    step: int
+    peaks: Mapping[str, float]
+
+
+class Samples(NamedTuple):
+    """The samples of a step on their way to the file."""
+
+    step: int
+    samples: Mapping[str, TensorSample]
+
+
+class Meta(NamedTuple):
+    """Entries of `meta` on their way to the file."""
+
+    entries: dict[str, Any]
+
+
+Detail = Event | Peaks | Samples | Meta
+
+
+class Tables:
+    """The tables of one open file. One thread uses it, inside its transactions.
+
+    After an error nothing here can be relied on: make a new one.
+
+    Args:
+        connection: Open for writing; transactions are the caller's.
+        every: The distance of sampled steps.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, every: int) -> None:
+        self._connection = connection
+        self._every = every
+        self._load()
+
+    def _load(self) -> None:
+        """Read from the file what decides about further rows."""
+        run = self._connection.execute
+        [(last,)] = run("SELECT max(step) FROM steps").fetchall()
+        self._last: int = last or 0
+        self._ids: dict[str, int] = dict(run("SELECT name, id FROM tensors").fetchall())
+        kept = {
+            step
+            for table in ("peaks", "samples")
+            for step in steps_in(self._connection, table)
+        }
+        # Sampled steps and those where something happened do not displace one another.
+        self._kept = {
+            sampled: Thinning(
+                step for step in kept if due(step, self._every) == sampled
+            )
+            for sampled in (True, False)
+        }
+        self._event = 0
+        self._newest: defaultdict[str, deque[int]] = defaultdict(deque)
+        self._firsts: defaultdict[str, int] = defaultdict(int)
+        for number, code in run("SELECT id, code FROM events ORDER BY id").fetchall():
+            self._event = number
+            self._note_event(number, code)
+
+    def add_steps(self, rows: Sequence[StepTuple]) -> None:
+        """Append rows. A step that is there already replaces all from it on."""
+        start = 0
+        for place, row in enumerate(rows):
+            if row[0] <= self._last:
+                self._insert_steps(rows[start:place])
+                self.cut(row[0])
+                start = place
+            self._last = row[0]
+        self._insert_steps(rows[start:])
+
+    def _insert_steps(self, rows: Sequence[StepTuple]) -> None:
+        values: list[object] = []
+        for step, time, scale, applied, verdict, norm, amax, loss in rows:
+            values += (step, time, scale, applied, verdict)
+            # `x == x` and no call: this runs for every step of the run.
+            values.append(norm if norm == norm else NAN)
+            values.append(amax if amax == amax else NAN)
+            values.append(loss if loss == loss else NAN)
+        self._insert("steps", values)
+
+    def add(self, detail: Detail) -> None:
+        """Append what is not a step's row."""
+        if isinstance(detail, Event):
+            self._add_event(detail)
+        elif isinstance(detail, Peaks):
+            self._add_peaks(detail)
+        elif isinstance(detail, Samples):
+            self._add_samples(detail)
+        else:
+            write_meta(self._connection, detail.entries)
+
+    def cut(self, step: int) -> None:
+        """Delete a step and everything after it: the run goes on from before it."""
+        for table in OF_STEPS:
+            self._connection.execute(f"DELETE FROM {table} WHERE step >= ?", (step,))
+        self._load()
+
+    def _add_event(self, event: Event) -> None:
+        self._event += 1
+        self._insert("events", [self._event, *event])
+        dropped = self._note_event(self._event, event.code)
+        if dropped is not None:
+            self._connection.execute("DELETE FROM events WHERE id = ?", (dropped,))
+            self._count("events_dropped", event.code)
+
+    def _note_event(self, number: int, code: str) -> int | None:
+        """Count an event that is in the file; return the one to delete for it."""
+        if self._firsts[code] < EVENTS_KEPT:
+            self._firsts[code] += 1
+            return None
+        newest = self._newest[code]
+        newest.append(number)
+        return newest.popleft() if len(newest) > EVENTS_KEPT else None
+
+    def _count(self, key: str, code: str) -> None:
+        counts = read_meta(self._connection).get(key, {})
+        counts[code] = counts.get(code, 0) + 1
+        write_meta(self._connection, {key: counts})
+
+    def _add_peaks(self, detail: Peaks) -> None:
+        ids = self._ids_of(detail.peaks)
+        values: list[object] = []
+        for tensor, peak in zip(ids, detail.peaks.values(), strict=True):
+            values += (detail.step, tensor, stored(peak))
+        self._insert("peaks", values)
+        self._thin(detail.step)
+
+    def _add_samples(self, detail: Samples) -> None:
+        ids = self._ids_of(detail.samples)
+        values: list[object] = []
+        for tensor, seen in zip(ids, detail.samples.values(), strict=True):
+            values += (detail.step, tensor, seen.total, seen.zeros, seen.subnormals)
+            values += (seen.below, seen.above, seen.nonfinite, packed(seen.histogram))
+        self._insert("samples", values)
+        self._thin(detail.step)
+
+    def _thin(self, step: int) -> None:
+        """Drop the details of other steps that this one displaces."""
+        kept = self._kept[due(step, self._every)]
+        for dropped in kept.add(step, limit(len(self._ids))):
+            for table in ("peaks", "samples"):
+                self._connection.execute(
+                    f"DELETE FROM {table} WHERE step = ?", (dropped,)
+                )
+
+    def _ids_of(self, names: Mapping[str, object]) -> list[int]:
+        """Return the ids of tensors; new ones are given an id."""
+        unknown = [name for name in names if name not in self._ids]
+        for name in unknown:
+            self._ids[name] = len(self._ids) + 1
+            self._connection.execute(
+                "INSERT INTO tensors VALUES (?, ?)", (self._ids[name], name)
+            )
+        return [self._ids[name] for name in names]
+
+    def _insert(self, table: str, values: list[object]) -> None:
+        """Insert rows, given one after the other in one list."""
+        columns = COLUMNS[table]
+        most = PARAMETERS // columns * columns
+        for start in range(0, len(values), most):
+            part = values[start : start + most]
+            row = f"({','.join('?' * columns)})"
+            rows = ",".join([row] * (len(part) // columns))
+            self._connection.execute(
+                f"INSERT OR REPLACE INTO {table} VALUES {rows}", part
+            )
+
+
+def event(
+    step: int | None, time: float, code: str, where: str | None, data: object
+) -> Event:
+    """Return an event whose data can no longer be changed by the caller."""
+    return Event(step, time, code, where, as_json(data))

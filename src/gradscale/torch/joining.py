@@ -1,0 +1,54 @@
+"""Ranks that run out of data before the others."""
+
+from typing import Any
+
+import torch
+from torch.distributed.algorithms.join import JoinHook
+
+from gradscale.errors import ConfigError
+
+
+class ScalerJoinHook(JoinHook):
+    """Gives every rank the scale of the one that went on longest.
+
+    A rank that has run out of data steps no more, and its scale stays behind. Once all
+    have, the model is that of the last one, and so must be the scale: ranks that scale
+    their losses differently would average gradients that do not belong together.
+
+    Until then replicas do not tell one another of their losses: those that have run out
+    of data would not answer.
+
+    Args:
+        scaler: The scaler of this rank.
+        group: The ranks.
+
+    Raises:
+        ConfigError: The ranks of this scaler tell one another in every step what they
+            have read, and one that has run out of data would not answer.
+    """
+
+    def __init__(self, scaler: Any, group: Any) -> None:
+        if scaler._ranks.speak_always:
+            raise ConfigError(
+                f"Join was given a {type(scaler).__name__} whose ranks decide together "
+                "in every step. A rank that has run out of data takes no part, and the "
+                "others would wait for it. Under DDP leave process_group out, for "
+                "gradients arrive reduced; elsewhere give all ranks equally many "
+                "batches.",
+                code="GS111",
+            )
+        self._scaler = scaler
+        self._group = group
+        scaler._ranks.apart = True
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Take over the state of a rank that was among the last."""
+        rank = torch.distributed.get_rank() if is_last_joiner else -1
+        standing: list[int] = [rank] * torch.distributed.get_world_size(self._group)
+        torch.distributed.all_gather_object(standing, rank, group=self._group)
+        last = max(standing)
+        state = [self._scaler.state_dict() if rank == last else None]
+        torch.distributed.broadcast_object_list(state, src=last, group=self._group)
+        # On all of them: what is on its way to the host is dropped by all or by none.
+        self._scaler.load_state_dict(state[0])
+        self._scaler._ranks.apart = False

@@ -1,0 +1,203 @@
+"""Which ranks hold the gradients of an optimizer, and how often each element."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradscale.errors import ConfigError
+
+# How FSDP1 marks the parameters of which each rank holds a part.
+_FLATTENED = "_fsdp_flattened"
+
+
+class Spread(NamedTuple):
+    """How the gradients of an optimizer lie across ranks.
+
+    Attributes:
+        group: The ranks that decide together.
+        copies: By the id of a parameter, how many of these ranks hold the same
+            elements of its gradient. Of the parameters that are not in it, each rank
+            has elements of its own.
+    """
+
+    group: Any
+    copies: dict[int, float]
+
+
+def spread_of(params: Sequence[Any], given: Any = None) -> Spread | None:
+    """Return how the gradients of `params` lie across ranks; None if they do not.
+
+    DTensors tell their mesh, FSDP1 marks its parameters. Ordinary parameters are taken
+    for copies of one another where such ones are beside them, and else, in a group that
+    was given, for each rank's own. Without a group they are each rank's own matter: DDP
+    has reduced their gradients.
+
+    Args:
+        params: All parameters of an optimizer, with a gradient or without.
+        given: The group to decide in, whatever the parameters tell; or None.
+
+    Raises:
+        ConfigError: The parameters tell no group that could be used, or this rank is
+            not in the one that was given.
+    """
+    if given is not None and torch.distributed.get_rank(given) < 0:
+        raise ConfigError(
+            f"process_group= does not contain rank {torch.distributed.get_rank()}. It "
+            "would neither hear the others nor be heard. Pass a group with this rank "
+            "in it, or None if its gradients concern nobody else.",
+            code="GS111",
+        )
+    sharded = [param for param in params if _has_mesh(param)]
+    if not sharded:
+        flattened = any(_FLATTENED in param.__dict__ for param in params)
+        if given is None and flattened:
+            given = torch.distributed.group.WORLD
+        if given is None:
+            return None
+        whole = [p for p in params if _is_whole(p)] if flattened else []
+        ranks = float(torch.distributed.get_world_size(given))
+        return Spread(given, dict.fromkeys(map(id, whole), ranks))
+    alike = {mesh: _alike(mesh) for mesh in {param.device_mesh for param in sharded}}
+    group = _group_of({_root_of(mesh) for mesh in alike}) if given is None else given
+    inside = torch.distributed.get_process_group_ranks(group)
+    joined = _joined([tile for tiles in alike.values() for tile in tiles])
+    joined.intersection_update(inside)
+    copies = {id(param): float(len(joined)) for param in params}
+    counted: dict[Any, float] = {}
+    for param in sharded:
+        mesh, cut = key = param.device_mesh, _cut(param)
+        if key not in counted:
+            counted[key] = float(_holders(alike[mesh], mesh.shape, cut, joined))
+        copies[id(param)] = counted[key]
+    return Spread(group, copies)
+
+
+def ranks_are_there() -> bool:
+    """Return whether there are other processes to decide with."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def lone() -> bool:
+    """Return whether this process is the only one."""
+    return not ranks_are_there() or torch.distributed.get_world_size() == 1
+
+
+def replicas_of(model: Any) -> Any:
+    """Return the group over which DDP reduces the gradients of a model, or None."""
+    if torch.distributed.is_available():
+        from torch.nn.parallel import DistributedDataParallel
+
+        if isinstance(model, DistributedDataParallel):
+            return model.process_group
+    return None
+
+
+def _is_whole(param: Any) -> bool:
+    """Return whether each rank has all of a parameter under FSDP1."""
+    # FSDP1 leaves some parameters alone, and cuts none with NO_SHARD.
+    size = getattr(param, "_unpadded_unsharded_size", None)
+    return _FLATTENED not in param.__dict__ or param.shape == size
+
+
+def _has_mesh(param: Any) -> bool:
+    # Asking a Tensor for an attribute that it lacks takes a microsecond.
+    ordinary = type(param) in (Tensor, torch.nn.Parameter)
+    return not ordinary and hasattr(param, "device_mesh")
+
+
+def _root_of(mesh: Any) -> Any:
+    """Return the mesh of which this one is a part."""
+    find = getattr(mesh, "_get_root_mesh", None)
+    if find is None:
+        # Torch up to 2.8 keeps a table of them.
+        from torch.distributed import device_mesh
+
+        return device_mesh._mesh_resources.get_root_mesh(mesh)
+    return find()
+
+
+def _cut(param: Any) -> tuple[int, ...]:
+    """Return the axes of its mesh along which a DTensor is cut into parts."""
+    return tuple(
+        axis
+        for axis, placement in enumerate(param.placements)
+        if not (placement.is_replicate() or placement.is_partial())
+    )
+
+
+def _alike(mesh: Any) -> list[list[int]]:
+    """Return the ranks of all meshes that part the same root as this one does.
+
+    In a root of 2 x 3 ranks, a mesh of its second axis is {0, 1, 2} for half of the
+    ranks and {3, 4, 5} for the others. Each is in the order of its own axes.
+    """
+    ranks = _root_of(mesh).mesh.flatten().tolist()
+    place_of = {rank: place for place, rank in enumerate(ranks)}
+    places = [place_of[rank] for rank in mesh.mesh.flatten().tolist()]
+    offsets = [place - min(places) for place in places]
+    meshes: list[list[int]] = []
+    known: set[int] = set()
+    for first in range(len(ranks)):
+        # The first place that no mesh has is the first one of another.
+        if first not in known:
+            there = [first + offset for offset in offsets]
+            known.update(there)
+            meshes.append([ranks[place] for place in there])
+    return meshes
+
+
+def _joined(meshes: Sequence[Sequence[int]]) -> set[int]:
+    """Return the ranks that this one is joined to, by a mesh or by a chain of them.
+
+    An axis of the root that no mesh has, as that of pipeline stages, joins nobody: what
+    lies beyond it are other parameters.
+    """
+    joined: set[int] = set()
+    more = {torch.distributed.get_rank()}
+    while more - joined:
+        joined |= more
+        more = {r for mesh in meshes if not joined.isdisjoint(mesh) for r in mesh}
+    return joined
+
+
+def _holders(
+    meshes: Sequence[Sequence[int]],
+    shape: Sequence[int],
+    cut: Sequence[int],
+    among: set[int],
+) -> int:
+    """Return how many of some ranks hold the part that this one holds.
+
+    Args:
+        meshes: As `_alike` returns them.
+        shape: Of each.
+        cut: The axes along which the parts differ.
+        among: The ranks to count.
+    """
+    parts = [tuple(at[axis] for axis in cut) for at in product(*map(range, shape))]
+    part_of = {
+        rank: part for mesh in meshes for rank, part in zip(mesh, parts, strict=True)
+    }
+    mine = part_of.get(torch.distributed.get_rank())
+    return max(1, sum(part_of.get(rank) == mine for rank in among))
+
+
+def _group_of(roots: set[Any]) -> Any:
+    """Return the group of all ranks of a mesh."""
+    if len(roots) == 1:
+        (root,) = roots
+        if root.ndim == 1:
+            return root.get_group()
+    if all(root.size() == torch.distributed.get_world_size() for root in roots):
+        return torch.distributed.group.WORLD
+    shapes = ", ".join(sorted(str(root) for root in roots))
+    raise ConfigError(
+        f"The parameters of one optimizer lie on {shapes}, for which there is no one "
+        "process group. Without it the ranks would decide apart. Pass process_group= "
+        "with all ranks that step together.",
+        code="GS111",
+    )

@@ -1,0 +1,74 @@
+"""A rank that is killed: the others stop with an error, and the run can be resumed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.torch.parallel.killed_run import FATAL, PATIENCE, STEPS
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(folder, moment):
+    """Run both ranks; return their exit codes, what rank 0 said, and the seconds."""
+    command = [sys.executable, "-m", "tests.torch.parallel.killed_run"]
+    began = time.monotonic()
+    with (folder / f"{moment}.txt").open("w") as said:
+        running = [
+            subprocess.Popen(
+                [*command, str(rank), str(folder), moment], cwd=ROOT, stderr=said
+            )
+            for rank in range(2)
+        ]
+        try:
+            codes = [process.wait(timeout=120) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+    return codes, (folder / f"{moment}.txt").read_text(), time.monotonic() - began
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Run it three times: killed twice, in different moments, and then to the end."""
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "checkpoints").mkdir()
+    seen = {}
+    for moment in ("step", "save", "never"):
+        ended = run(folder, moment)
+        names = sorted(one.name for one in (folder / "checkpoints").iterdir())
+        seen[moment] = (*ended, names)
+    return folder, seen
+
+
+@pytest.mark.parametrize("moment", ["step", "save"])
+def test_the_rank_that_is_left_fails_with_the_error_of_the_collective(runs, moment):
+    codes, said, seconds, _ = runs[1][moment]
+    assert codes == [1, -signal.SIGKILL]
+    assert "Connection closed by peer" in said or "Connection reset by peer" in said
+    # The start of two processes takes most of it.
+    assert seconds < 60 + PATIENCE.total_seconds()
+
+
+@pytest.mark.parametrize("moment", ["step", "save"])
+def test_no_checkpoint_has_its_name_before_it_is_whole(runs, moment):
+    *_, names = runs[1][moment]
+    whole = [name for name in names if not name.endswith(".part")]
+    assert whole == [str(step) for step in range(1, FATAL + 1)]
+
+
+def test_a_fresh_run_resumes_and_ends_as_one_that_was_not_stopped(runs):
+    folder, seen = runs
+    assert seen["never"][0] == [0, 0]
+    for rank in range(2):
+        facts = json.loads((folder / f"{rank}.json").read_text())
+        assert facts["begun"] == FATAL
+        resumed, whole = facts["scales"]
+        assert len(resumed) == STEPS - FATAL
+        assert resumed == whole
+        assert facts["weights"][0] == facts["weights"][1]
