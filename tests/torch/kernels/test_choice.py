@@ -88,7 +88,7 @@ def test_no_kernel_is_taken_while_compiling(monkeypatch):
 class Broken:
     """A kernel that cannot be built."""
 
-    def __getitem__(self, grid):
+    def __call__(self, *args, **constants):
         raise RuntimeError("no ptxas")
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gradscale.torch.kernels.decision import FIELDS, Decision
 from gradscale.torch.kernels.facts import TensorFacts
+from gradscale.torch.kernels.launching import launched
 from gradscale.torch.kernels.reading import TRITON_DTYPES
 
 BLOCK = 1024
@@ -28,20 +29,15 @@ def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decisio
         max_norm: The largest norm to let through; None to let all through.
     """
     numbers = torch.empty(len(FIELDS), dtype=torch.float32, device=scale.device)
-    _decide[(1,)](
-        facts.peaks.view(torch.int32),
-        facts.squares,
-        facts.peaks.numel(),
-        scale,
-        -1.0 if max_norm is None else max_norm,
-        numbers,
+    _decide(
+        1,
+        (facts.peaks.view(torch.int32), facts.squares, scale, numbers),
+        (facts.peaks.numel(), -1.0 if max_norm is None else max_norm),
         DTYPE=TRITON_DTYPES[facts.dtype],
         CLIP=max_norm is not None,
         # Here: what is tiny on the host may be 0 in f32.
         TO_ZERO=max_norm == 0.0,
         BLOCK=BLOCK,
-        num_warps=WARPS,
-        enable_fp_fusion=False,
     )
     return Decision(*numbers.unbind())
 
@@ -52,19 +48,22 @@ def _is_finite(x):
     return tl.abs(x).to(tl.int32, bitcast=True) < 0x7F800000
 
 
-@triton.jit(do_not_specialize=["tensors", "max_norm"])
+@launched(num_warps=WARPS, enable_fp_fusion=False)
 def _decide(
     peaks_ptr,
     squares_ptr,
-    tensors,
     scale_ptr,
-    max_norm,
     numbers_ptr,
+    tensors,
+    max_norm,
     DTYPE: tl.constexpr,
     CLIP: tl.constexpr,
     TO_ZERO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    # Fresh memory is: the loads are then as wide as they can be.
+    peaks_ptr = tl.multiple_of(peaks_ptr, 16)
+    squares_ptr = tl.multiple_of(squares_ptr, 16)
     places = tl.arange(0, BLOCK)
     peaks = tl.zeros((BLOCK,), tl.int32)
     sums = tl.zeros((BLOCK,), tl.float64)

@@ -8,11 +8,11 @@ sum overflows, and none underflows, unless the norm does.
 """
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from gradscale.torch.kernels.chunks import pointer
+from gradscale.torch.kernels.launching import launched
 from gradscale.torch.kernels.tables import Table
 
 # Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
@@ -44,41 +44,31 @@ def read_tensors(table: Table, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     sums = torch.empty(table.chunks, dtype=torch.float64, device=device)
     peaks = torch.empty(table.tensors, dtype=torch.int32, device=device)
     squares = torch.empty(table.tensors, dtype=torch.float64, device=device)
-    _read[(table.chunks,)](
-        table.cells,
-        table.owners,
-        table.tensors,
-        parts,
-        sums,
+    _read(
+        table.chunks,
+        (table.cells, table.owners, parts, sums),
+        (table.tensors,),
         DTYPE=TRITON_DTYPES[dtype],
         CHUNK=CHUNK,
-        num_warps=WARPS,
-        # Said aloud: Triton's default is in flux.
-        enable_fp_fusion=True,
     )
-    _gather[(table.tensors,)](
-        table.cells,
+    _gather(
         table.tensors,
-        parts,
-        sums,
-        peaks,
-        squares,
+        (table.cells, parts, sums, peaks, squares),
+        (table.tensors,),
         CHUNK=CHUNK,
         BLOCK=PARTIALS,
-        num_warps=WARPS,
-        # Said aloud: Triton's default is in flux.
-        enable_fp_fusion=True,
     )
     return peaks.view(torch.float32), squares
 
 
-@triton.jit
+# Fusion is said aloud: Triton's default is in flux.
+@launched(num_warps=WARPS, enable_fp_fusion=True)
 def _read(
     cells_ptr,
     owners_ptr,
-    tensors,
     parts_ptr,
     sums_ptr,
+    tensors,
     DTYPE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -107,14 +97,14 @@ def _read(
     tl.store(sums_ptr + chunk, total * up.to(tl.float64, bitcast=True))
 
 
-@triton.jit
+@launched(num_warps=WARPS, enable_fp_fusion=True)
 def _gather(
     cells_ptr,
-    tensors,
     parts_ptr,
     sums_ptr,
     peaks_ptr,
     squares_ptr,
+    tensors,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
