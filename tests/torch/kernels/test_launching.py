@@ -7,8 +7,10 @@ import torch
 import triton.language as tl
 
 from gradscale.errors import GradscaleWarning
+from gradscale.torch import GradScaler, optim
 from gradscale.torch.kernels import launching
 from gradscale.torch.kernels.launching import Launch, key_of
+from tests.torch.training import backward
 
 F32, F16 = torch.zeros(9), torch.zeros(9, dtype=torch.float16)
 
@@ -197,3 +199,36 @@ def test_triton_is_told_to_specialise_on_nothing_but_constants(monkeypatch):
         "WIDE": (False, True),
         "MORE": (False, True),
     }
+
+
+OURS = "_read", "_gather_and_decide", "_adam", "_count", "_settle"
+STEPS = {
+    "own": (lambda p: optim.AdamW(p, kernels="triton"), OURS),
+    "fused": (
+        lambda p: torch.optim.AdamW(p, fused=True),
+        ("_read", "_gather_and_decide", "_settle"),
+    ),
+}
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+@pytest.mark.parametrize(("make", "launches"), STEPS.values(), ids=STEPS)
+def test_a_step_takes_as_few_launches_as_it_can(
+    device, monkeypatch, make, launches, clipped
+):
+    seen, call = [], Launch.__call__
+
+    def noted(self, *args, **constants):
+        seen.append(self.body.__name__)
+        call(self, *args, **constants)
+
+    params = [torch.nn.Parameter(torch.ones(5, device=device)) for _ in range(3)]
+    optimizer, scaler = make(params), GradScaler(device.type, kernels="triton")
+    for param in params:
+        backward(scaler, param, torch.ones(5, device=device))
+    monkeypatch.setattr(Launch, "__call__", noted)
+    if clipped:
+        scaler.clip_grad_norm_(optimizer, 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    assert tuple(seen) == launches

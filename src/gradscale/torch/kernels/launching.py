@@ -42,9 +42,13 @@ class Launch:
     the pointers, widths of the numbers and constants, and for nothing else. These are
     the key of what is kept. Settings of Triton that change after the first launch are
     not seen, its launch hooks are.
+
+    Attributes:
+        body: The kernel as it is written.
     """
 
     def __init__(self, body: Callable[..., None], options: dict[str, Any]) -> None:
+        self.body = body
         found = inspect.signature(body).parameters.values()
         self._constants = [p.name for p in found if p.annotation is tl.constexpr]
         others = [p.name for p in found if p.annotation is not tl.constexpr]

@@ -63,7 +63,7 @@ class Reader:
             scale: f32[], the scale behind the gradients, on their device.
             max_norm: The largest 2-norm to let through; None to let all through.
         """
-        if usable(self._kernels, scale.device):
+        if facts.parts is not None and usable(self._kernels, scale.device):
             try:
                 from gradscale.torch.kernels.deciding import decide
 
@@ -91,4 +91,4 @@ class Reader:
             begins = addresses(tensors)
         numels = list(map(Tensor.numel, tensors))
         table = self._caches[kind].of(numels, [begins])
-        return TensorFacts(kind[1], *reading.read_tensors(table, kind[1]))
+        return reading.read_tensors(table, kind[1], self._kernels)
