@@ -137,6 +137,11 @@ class OpenStep:
             and list(map(_VERSION, tensors)) == self.gradients.versions
         )
 
+    def decides_with(self, group: Any) -> bool:
+        """Return whether other ranks take part in the decision."""
+        assert self.gradients is not None
+        return group is not None or self.gradients.sharded
+
     def look(
         self,
         multiplier: Tensor,
@@ -164,11 +169,11 @@ class OpenStep:
         """
         gradients = self.gradients
         assert gradients is not None
-        together = group is not None or gradients.sharded
+        together = self.decides_with(group)
         # A rank without gradients still takes part: the others would wait for it.
         if gradients.present == 0 and not together:
             return {}
-        self.multiplier = multiplier.reshape(())
+        self.multiplier = multiplier if multiplier.dim() == 0 else multiplier.view(())
         made = self.decision
         if made is not None and multiplier is not made.multiplier:
             made = None

@@ -254,12 +254,16 @@ class GradScaler(torch.amp.GradScaler):
         if not step.just_read:
             step.read(allow_fp16=allow_fp16, home=multiplier.device)
         step.just_read = False
+        # Only ranks that decide together look at it.
+        trace = None
+        if self._ledger is not None and step.decides_with(self._process_group):
+            trace = self._ledger.loss_trace
         return step.look(
             multiplier,
             found_inf,
             grad_scale=grad_scale,
             params_clip=self._iteration.params_clip,
-            loss_trace=None if self._ledger is None else self._ledger.loss_trace,
+            loss_trace=trace,
             group=self._process_group,
         )
 
@@ -783,4 +787,7 @@ def _host_may_act() -> bool:
     """Return False while a graph is compiled or captured: it must hold no host work."""
     if torch.compiler.is_compiling():
         return False
-    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    # Nobody captures before CUDA is initialised; whether it is available takes longer
+    # to find out.
+    there = torch.cuda.is_initialized()
+    return not (there and torch.cuda.is_current_stream_capturing())

@@ -49,7 +49,7 @@ def test_triton_by_name_runs_on_the_cpu_in_the_interpreter(monkeypatch):
 
 
 def test_without_triton_auto_is_plain_and_triton_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels, "_there", lambda: False)
     assert not kernels.usable("auto", CUDA)
     with pytest.raises(
         ConfigError, match=r"kernels='triton' was asked for.*pip install triton.*GS101"
@@ -203,7 +203,7 @@ def test_who_asked_for_triton_by_name_gets_the_error(
 def test_a_scaler_and_an_optimizer_without_triton_run_by_plain_operations(
     device, monkeypatch
 ):
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels, "_there", lambda: False)
     make = OPTIMIZERS["AdamW"]
     assert train(make, "auto", device)[:2] == train(make, "plain", device)[:2]
     with pytest.raises(ConfigError, match="pip install triton"):

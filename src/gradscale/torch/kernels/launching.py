@@ -21,6 +21,7 @@ from gradscale.errors import GradscaleWarning
 _DTYPE = attrgetter("dtype")
 # Starts that are kept for one kernel; more than any run has tables of other sizes.
 STARTS = 64
+_LARGEST_I32 = 2**31 - 1
 
 _direct = True
 
@@ -68,7 +69,7 @@ class Launch:
         Args:
             programs: How many there are to be.
             pointers: On that device; not empty.
-            numbers: Of type int or float.
+            numbers: float, or int from 0 up.
             constants: In the order of the kernel. At each place of one type alone, for
                 1 and True are the same key.
         """
@@ -99,16 +100,10 @@ def key_of(
     return (
         pointers[0].get_device(),
         tuple(map(_DTYPE, pointers)),
-        tuple(map(_width, numbers)),
+        # Whether an int is an i64; floats are always f32.
+        tuple([None if type(n) is float else n > _LARGEST_I32 for n in numbers]),
         constants,
     )
-
-
-def _width(number: float) -> int:
-    """Return the bits that a number takes; floats are always f32."""
-    if isinstance(number, float):
-        return 0
-    return 32 if number.bit_length() < 32 else 64
 
 
 def _launch_as_triton_does(error: Exception) -> None:
