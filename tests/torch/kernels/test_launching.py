@@ -121,6 +121,19 @@ def test_a_triton_that_starts_kernels_otherwise_is_said_once(started, kind):
     assert len(launch._kernel.bound) == 3
 
 
+def test_a_kernel_that_cannot_be_kept_was_launched_all_the_same(started):
+    class Unkept(Compiled):
+        def __getitem__(self, grid):
+            raise TypeError("not subscriptable")
+
+    launch = launch_of(Unkept(started))
+    with pytest.warns(GradscaleWarning, match=r"not subscriptable.*GS110"):
+        launch(7, (F32, F16), (1.0,), WIDE=True, MORE=2)
+    # A second warning would be an error.
+    launch(7, (F32, F16), (1.0,), WIDE=True, MORE=2)
+    assert len(launch._kernel.bound) == 2
+
+
 def test_a_kernel_that_fails_is_not_launched_again(started):
     class Failing(Compiled):
         def __getitem__(self, grid):

@@ -87,10 +87,17 @@ class Launch:
         kernel = self._kernel[(programs,)]
         made = kernel(*pointers, *numbers, **constants, **self._options)
         # The interpreter makes none.
-        if isinstance(made, CompiledKernel):
-            if len(self._starts) >= STARTS:
-                self._starts.clear()
+        if isinstance(made, CompiledKernel) and _direct:
+            self._keep(key, programs, made)
+
+    def _keep(self, key: Any, programs: int, made: CompiledKernel) -> None:
+        if len(self._starts) >= STARTS:
+            self._starts.clear()
+        try:
             self._starts[key] = made[programs, 1, 1]
+        except (AttributeError, TypeError) as error:
+            # Not to be raised: the kernel was launched.
+            _launch_as_triton_does(error)
 
 
 def key_of(
