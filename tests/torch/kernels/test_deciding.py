@@ -251,6 +251,23 @@ def test_facts_that_are_decided_on_are_gathered_by_the_same_launch(
     assert made.amax == by_torch.amax
 
 
+def test_fresh_memory_that_holds_anything_does_not_change_a_decision(
+    device, monkeypatch
+):
+    scale, empty = torch.tensor(8.0, device=device), torch.empty
+    truth = reference.decide(read(device, SOME[:2]), scale, 1.0)
+
+    def poisoned(*shape, **how):
+        made = empty(*shape, **how)
+        return made.fill_(math.nan if made.is_floating_point() else 2**60)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    made = decide(read(device, SOME[:2]), scale, 1.0)
+    assert torch.stack(made).tolist() == pytest.approx(
+        torch.stack(truth).tolist(), rel=1e-6
+    )
+
+
 def test_a_decision_can_be_replayed(device):
     facts = read(device)
     parts = facts.parts
