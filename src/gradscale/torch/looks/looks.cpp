@@ -81,70 +81,69 @@ class Held {
   bool held_;
 };
 
-// Tensors lie scattered, and a step has pushed them out of the caches: asked for one by
-// one, most of the time goes into waiting for memory. So a block of them is fetched
-// ahead, link by link; each loop only follows links that the one before has fetched.
+// Gradients lie scattered, and backward has pushed them out of the caches: asked for
+// one by one, most of the time goes into waiting for memory. So a block of them is
+// fetched ahead, link by link; each loop only follows what the one before has fetched.
 constexpr Py_ssize_t BLOCK = 64;
 
-void fetch(const void* at) {
-  __builtin_prefetch(at);
-}
-
-void fetch_tensor(const c10::TensorImpl* tensor) {
-  const char* begin = reinterpret_cast<const char*>(tensor);
-  for (size_t line = 0; line < sizeof(c10::TensorImpl); line += 64) {
-    fetch(begin + line);
+template <typename Whole>
+void fetch(const Whole* whole) {
+  const char* begin = reinterpret_cast<const char*>(whole);
+  for (size_t line = 0; line < sizeof(Whole); line += 64) {
+    __builtin_prefetch(begin + line);
   }
 }
 
-// The tensors of a part of a list, as far as they are ordinary.
-class Block {
- public:
-  Block(PyObject* list, Py_ssize_t begin) {
-    const Py_ssize_t end = std::min(PyList_GET_SIZE(list), begin + BLOCK);
-    for (Py_ssize_t i = begin; i < end; i++) {
-      fetch(PyList_GET_ITEM(list, i));
-    }
-    for (Py_ssize_t i = begin; i < end; i++) {
-      PyObject* object = PyList_GET_ITEM(list, i);
-      if (THPVariable_CheckExact(object)) {
-        tensors_[count_++] = THPVariable_Unpack(object).unsafeGetTensorImpl();
-        fetch_tensor(tensors_[count_ - 1]);
-      }
+// What the words of something private point to. Nothing is read there, and fetching
+// what is no address does nothing.
+template <typename Whole>
+void fetch_behind(const Whole& whole) {
+  void* words[sizeof(Whole) / sizeof(void*)];
+  std::memcpy(words, static_cast<const void*>(&whole), sizeof(words));
+  for (void* word : words) {
+    __builtin_prefetch(word);
+  }
+}
+
+void fetch_grads(PyObject* params, Py_ssize_t begin) {
+  const Py_ssize_t end = std::min(PyList_GET_SIZE(params), begin + BLOCK);
+  const c10::TensorImpl* tensors[BLOCK];
+  int count = 0;
+  for (Py_ssize_t i = begin; i < end; i++) {
+    fetch(PyList_GET_ITEM(params, i));
+  }
+  for (Py_ssize_t i = begin; i < end; i++) {
+    PyObject* param = PyList_GET_ITEM(params, i);
+    if (THPVariable_CheckExact(param)) {
+      tensors[count] = THPVariable_Unpack(param).unsafeGetTensorImpl();
+      fetch(tensors[count++]);
     }
   }
-
-  void fetch_memory() const {
-    for (int i = 0; i < count_; i++) {
-      if (tensors_[i]->has_storage()) {
-        fetch(tensors_[i]->unsafe_storage().unsafeGetStorageImpl());
-      }
+  for (int i = 0; i < count; i++) {
+    __builtin_prefetch(tensors[i]->autograd_meta());
+  }
+  for (int i = 0; i < count; i++) {
+    tensors[i] = tensors[i]->grad().unsafeGetTensorImpl();
+    fetch(tensors[i]);
+  }
+  for (int i = 0; i < count; i++) {
+    fetch_behind(*tensors[i]->pyobj_slot());
+    fetch_behind(tensors[i]->version_counter());
+    if (tensors[i]->has_storage()) {
+      fetch(tensors[i]->unsafe_storage().unsafeGetStorageImpl());
     }
   }
-
-  // Goes over to the gradients.
-  void fetch_grads() {
-    for (int i = 0; i < count_; i++) {
-      fetch(tensors_[i]->autograd_meta());
-    }
-    int count = 0;
-    for (int i = 0; i < count_; i++) {
-      const c10::TensorImpl* grad = tensors_[i]->grad().unsafeGetTensorImpl();
-      fetch_tensor(grad);
-      tensors_[count++] = grad;
-    }
-    count_ = count;
-  }
-
- private:
-  const c10::TensorImpl* tensors_[BLOCK];
-  int count_ = 0;
-};
+}
 
 // The gradient; warns as Python does where it is asked for in vain.
 const at::Tensor& grad_of(const at::Tensor& tensor) {
   const at::Tensor& found = tensor.unsafeGetTensorImpl()->grad();
   return found.defined() ? found : tensor.grad();
+}
+
+int64_t address_of(const at::Tensor& tensor) {
+  // Not the constant one: memory that is copied on write is copied now.
+  return reinterpret_cast<int64_t>(tensor.data_ptr());
 }
 
 int64_t version_of(const at::Tensor& tensor) {
@@ -211,9 +210,11 @@ PyObject* gather(PyObject*, PyObject* args) {
   PyObject* kind = nullptr;
   PyObject* before = nullptr;
   int allow_fp16 = 0;
-  if (!PyArg_ParseTuple(
-          args, "O!pOO", &PyList_Type, &params, &allow_fp16, &kind, &before)) {
+  if (!PyArg_ParseTuple(args, "OpOO", &params, &allow_fp16, &kind, &before)) {
     return nullptr;
+  }
+  if (!PyList_Check(params)) {
+    Py_RETURN_NONE;
   }
   // Those with a gradient, once one without is met.
   Owned chosen(PyList_New(0));
@@ -233,9 +234,7 @@ PyObject* gather(PyObject*, PyObject* args) {
   // the length is asked for again in each turn, and what is looked at is held.
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params); i++) {
     if (i % BLOCK == 0) {
-      Block block(params, i);
-      block.fetch_grads();
-      block.fetch_memory();
+      fetch_grads(params, i);
     }
     PyObject* param = PyList_GET_ITEM(params, i);
     if (!THPVariable_CheckExact(param)) {
@@ -273,8 +272,7 @@ PyObject* gather(PyObject*, PyObject* args) {
       Py_RETURN_NONE;
     }
     try {
-      // Not the constant one: memory that is copied on write is copied now.
-      addresses.push_back(reinterpret_cast<int64_t>(grad.data_ptr()));
+      addresses.push_back(address_of(grad));
       contiguous &= grad.is_contiguous();
       numels.push_back(grad.numel());
     } catch (const c10::Error&) {
@@ -346,7 +344,7 @@ PyObject* untouched(PyObject*, PyObject* args) {
   bool same = true;
   for (Py_ssize_t i = 0; i < count && same; i++) {
     if (i % BLOCK == 0) {
-      Block(params, i).fetch_grads();
+      fetch_grads(params, i);
     }
     const at::Tensor& grad = grad_of(THPVariable_Unpack(PyList_GET_ITEM(params, i)));
     if (!grad.defined()) {
@@ -371,7 +369,9 @@ PyObject* untouched(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* addresses(PyObject*, PyObject* tensors) {
+// A number of each tensor of a list.
+template <typename Look>
+PyObject* of_each(PyObject* tensors, Look look) {
   HANDLE_TH_ERRORS
   if (!PyList_Check(tensors)) {
     Py_RETURN_NONE;
@@ -379,38 +379,22 @@ PyObject* addresses(PyObject*, PyObject* tensors) {
   const Py_ssize_t count = PyList_GET_SIZE(tensors);
   Numbers found(static_cast<size_t>(count));
   for (Py_ssize_t i = 0; i < count; i++) {
-    if (i % BLOCK == 0) {
-      Block(tensors, i).fetch_memory();
-    }
     PyObject* object = PyList_GET_ITEM(tensors, i);
     if (!THPVariable_CheckExact(object)) {
       Py_RETURN_NONE;
     }
-    found[i] = reinterpret_cast<int64_t>(THPVariable_Unpack(object).data_ptr());
+    found[i] = look(THPVariable_Unpack(object));
   }
   return array_of(found);
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* addresses(PyObject*, PyObject* tensors) {
+  return of_each(tensors, address_of);
+}
+
 PyObject* versions(PyObject*, PyObject* tensors) {
-  HANDLE_TH_ERRORS
-  if (!PyList_Check(tensors)) {
-    Py_RETURN_NONE;
-  }
-  const Py_ssize_t count = PyList_GET_SIZE(tensors);
-  Numbers found(static_cast<size_t>(count));
-  for (Py_ssize_t i = 0; i < count; i++) {
-    if (i % BLOCK == 0) {
-      Block block(tensors, i);
-    }
-    PyObject* object = PyList_GET_ITEM(tensors, i);
-    if (!THPVariable_CheckExact(object)) {
-      Py_RETURN_NONE;
-    }
-    found[i] = version_of(THPVariable_Unpack(object));
-  }
-  return array_of(found);
-  END_HANDLE_TH_ERRORS
+  return of_each(tensors, version_of);
 }
 
 PyObject* note_writes(PyObject*, PyObject* tensors) {
@@ -425,9 +409,6 @@ PyObject* note_writes(PyObject*, PyObject* tensors) {
     }
   }
   for (Py_ssize_t i = 0; i < count; i++) {
-    if (i % BLOCK == 0) {
-      Block block(tensors, i);
-    }
     const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
     if (!tensor.is_inference()) {
       tensor.unsafeGetTensorImpl()->bump_version();
@@ -462,13 +443,13 @@ PyObject* same_state(PyObject*, PyObject* args) {
   PyObject* state = nullptr;
   PyObject* owners = nullptr;
   PyObject* values = nullptr;
-  if (!PyArg_ParseTuple(
-          args, "OO!O!", &state, &PyList_Type, &owners, &PyList_Type, &values)) {
+  if (!PyArg_ParseTuple(args, "OOO", &state, &owners, &values)) {
     return nullptr;
   }
   // Another class may hand out something else than lies in it.
-  if (!PyDict_CheckExact(state) &&
-      reinterpret_cast<PyObject*>(Py_TYPE(state)) != defaultdict_type) {
+  const bool plain = PyDict_CheckExact(state) ||
+      reinterpret_cast<PyObject*>(Py_TYPE(state)) == defaultdict_type;
+  if (!plain || !PyList_Check(owners) || !PyList_Check(values)) {
     Py_RETURN_NONE;
   }
   const Py_ssize_t owner_count = PyList_GET_SIZE(owners);
