@@ -62,7 +62,11 @@ def build_soon() -> None:
     if not _asked:
         _asked = True
         # A daemon: the end of the process does not wait for it.
-        threading.Thread(target=_try, name="gradscale looks", daemon=True).start()
+        thread = threading.Thread(target=_try, name="gradscale looks", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            _log.info("%s", _impossible(f"RuntimeError: {error}"))
 
 
 def _try() -> None:
