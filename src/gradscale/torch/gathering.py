@@ -31,13 +31,14 @@ def gather(
     `.grad`. No host sync.
 
     Args:
-        params: The parameters; those without a gradient are passed over.
+        params: The parameters; those without a gradient are passed over. A list is
+            kept, not copied.
         allow_fp16: Accept f16 gradients.
         names: What `names_of` needs to name a parameter in an error.
         before: What was gathered of the same parameters before: gradients that lie
             where those lay do not overlap either.
     """
-    params = list(params)
+    params = params if isinstance(params, list) else list(params)
     if not torch.compiler.is_compiling():
         ordinary = _gather_ordinary(params, allow_fp16, before)
         if ordinary is not None:

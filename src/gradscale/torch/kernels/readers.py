@@ -14,8 +14,8 @@ from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
 from gradscale.torch.kernels.tables import TableCache
 from gradscale.torch.looks.plain import Numbers
 
-# Tensors from which on the looks are worth a compiler's time: 0.3 ms a step.
-MANY = 256
+# From here on the looks are worth a compiler's time: 0.2 ms a step and more.
+MANY = 128
 
 
 class Reader:
