@@ -12,6 +12,7 @@ from torch import Tensor
 from gradscale.torch.devices import moved
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.looks.plain import Kind, Numbers
 from gradscale.torch.plain_reading import read_on_device, read_on_host
 
 
@@ -27,16 +28,18 @@ class Gradients(NamedTuple):
         present: How many parameters have a gradient, empty and shared ones included.
         shared: Two parameters have one and the same gradient.
         sharded: Some parameter is a DTensor.
+        numels: How many elements each has, if somebody has looked.
     """
 
     params: list[Tensor]
     tensors: list[Tensor]
-    addresses: list[int]
-    versions: list[int]
+    addresses: Numbers
+    versions: Numbers
     kind: tuple[torch.device, torch.dtype] | None
     present: int
     shared: bool = False
     sharded: bool = False
+    numels: Numbers | None = None
 
 
 @dataclass
@@ -56,7 +59,7 @@ class KindReading:
 
     dtype: torch.dtype
     device: torch.device
-    positions: list[int]
+    positions: Sequence[int]
     peaks: Callable[[], Tensor] | None = None
     peak: Tensor | None = None
     norm: Tensor | None = None
@@ -195,17 +198,19 @@ def read(
         reader: Reads by kernels what it can; None for plain operations.
     """
     kinds = []
-    groups = (
+    groups: Sequence[tuple[Kind, Sequence[int], list[Tensor]]] = (
         by_kind(gradients.tensors)
         if gradients.kind is None
-        else [(gradients.kind, list(range(gradients.present)), gradients.tensors)]
+        else [(gradients.kind, range(gradients.present), gradients.tensors)]
     )
     begins = None if gradients.kind is None else gradients.addresses
     for (device, dtype), positions, tensors in groups:
         facts = (
             None
             if reader is None
-            else reader.read(tensors, norm_type, (device, dtype), begins)
+            else reader.read(
+                tensors, norm_type, (device, dtype), begins, gradients.numels
+            )
         )
         if facts is not None:
             kind = KindReading(dtype, device, positions, facts=facts)

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from operator import attrgetter, is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradscale.errors import GradientError
+from gradscale.torch import looks
 from gradscale.torch.agreement import agree
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
@@ -21,8 +21,6 @@ from gradscale.torch.kernels.lists import Seen
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.names import names_of
 from gradscale.torch.unscaling import inverse, multiply_
-
-_GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
 
 
 @dataclass
@@ -63,7 +61,7 @@ class OpenStep:
     accepts_fp16: bool = False
     reading: Reading | None = None
     just_read: bool = False
-    versions: list[int] | None = None
+    versions: looks.Numbers | None = None
     leftover: tuple[Tensor, Tensor] | None = None
     decision: Decision | None = None
     clip: Clip | None = None
@@ -78,7 +76,10 @@ class OpenStep:
 
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        params: list[Tensor] = []
+        for group in self.optimizer.param_groups:
+            params += group["params"]
+        return params
 
     def read(
         self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
@@ -127,15 +128,11 @@ class OpenStep:
         assert self.gradients is not None
         if torch.compiler.is_compiling() or self.accepts_fp16 > allow_fp16:
             return False
-        tensors = self.gradients.tensors
-        now = list(map(_GRAD, self.params()))
-        if len(now) != len(tensors):
-            now = [grad for grad in now if grad is not None]
-        return (
-            len(now) == len(tensors)
-            and all(map(is_, now, tensors))
-            and list(map(_VERSION, tensors)) == self.gradients.versions
-        )
+        last = self.gradients
+        groups = self.optimizer.param_groups
+        # The usual optimizer has one group: its list is looked at as it is.
+        params = groups[0]["params"] if len(groups) == 1 else self.params()
+        return looks.untouched(params, last.tensors, last.versions)
 
     def decides_with(self, group: Any) -> bool:
         """Return whether other ranks take part in the decision."""
@@ -232,7 +229,7 @@ class OpenStep:
         if self.gradients is not None and not torch.compiler.is_compiling():
             self.versions = self.gradients.versions
             if written:
-                self.versions = list(map(_VERSION, self.gradients.tensors))
+                self.versions = looks.versions(self.gradients.tensors)
 
     def culprits(self) -> list[str]:
         """Return the names of the parameters that were not finite. Syncs."""

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from gradscale.torch import kernels
 from gradscale.torch.kernels import interpreted, reading
 from gradscale.torch.kernels.reading import CHUNK, read_tensors
-from gradscale.torch.kernels.tables import TableCache, addresses
+from gradscale.torch.kernels.tables import TableCache
+from gradscale.torch.looks import addresses
 from tests.torch.kernels.passes import bits, values
 from tests.torch.kernels.reads import (
     CLOSE,
