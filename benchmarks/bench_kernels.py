@@ -16,7 +16,8 @@ from benchmarks.models import gpt2_shapes, llama_shapes
 from benchmarks.record import quantiles
 from benchmarks.timing import Queue
 from gradscale.torch.kernels.lists import AdamHow, Handed
-from gradscale.torch.kernels.tables import Table, TableCache, addresses
+from gradscale.torch.kernels.tables import Table, TableCache
+from gradscale.torch.looks import addresses
 
 SETS = {
     "gpt2-124M": gpt2_shapes(),

@@ -14,7 +14,8 @@ from gradscale.torch.kernels.decision import FIELDS
 from gradscale.torch.kernels.facts import Parts, TensorFacts, even
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.kernels.reading import CHUNK, gather, read_tensors
-from gradscale.torch.kernels.tables import Table, TableCache, addresses
+from gradscale.torch.kernels.tables import Table, TableCache
+from gradscale.torch.looks import addresses
 
 INF, NAN = math.inf, math.nan
 F16, F32, BF16 = torch.float16, torch.float32, torch.bfloat16

@@ -52,29 +52,27 @@ class TensorFacts:
     @property
     def peaks(self) -> Tensor:
         """f32[n], the largest magnitude of each; NaN if there is one."""
-        if self._peaks is None:
-            self._gather()
-        assert self._peaks is not None
-        return self._peaks
+        return self._gathered()[0]
 
     @property
     def squares(self) -> Tensor:
         """f64[n], the sum of squares of each."""
-        if self._squares is None:
-            self._gather()
-        assert self._squares is not None
-        return self._squares
+        return self._gathered()[1]
 
     def were_gathered(self, each: Tensor) -> None:
         """Take over what a kernel has gathered of the parts."""
         self.parts, self._each = None, each
 
-    def _gather(self) -> None:
+    def _gathered(self) -> tuple[Tensor, Tensor]:
+        if self._each is not None:
+            # Anew each time: a replayed graph writes there again.
+            return peaks_and_squares(self._each, self._tensors)
         if self.parts is not None:
             self._peaks, self._squares = self.parts.gather(self.parts)
             self.parts = None
-        elif self._each is not None:
-            self._peaks, self._squares = peaks_and_squares(self._each, self._tensors)
+        assert self._peaks is not None
+        assert self._squares is not None
+        return self._peaks, self._squares
 
 
 def peaks_and_squares(each: Tensor, tensors: int) -> tuple[Tensor, Tensor]:
