@@ -53,6 +53,7 @@ PARAMS = {
     "another view": lambda: holding(BUFFER[8:16]),
     "shared": lambda: holding(SHARED),
     "across": lambda: holding(torch.ones(2, 3).t()),
+    "by columns": lambda: holding(torch.empty_strided((2, 3), (1, 2)).fill_(1.0)),
     "sparse": lambda: holding(sparse([1], [1.0], 3)),
     "meta": lambda: holding(torch.ones(3, device="meta")),
     "subclass": lambda: holding(torch.ones(3).as_subclass(Special)),
@@ -113,6 +114,14 @@ def test_slices_that_lay_there_before_are_ordinary(looks_in_cpp):
     kind = torch.device("cpu"), torch.float32
     assert looks_in_cpp.gather(params, False, None, None) is None
     assert looks_in_cpp.gather(params, False, kind, before) is not None
+
+
+def test_gradients_that_only_autograd_has_seen_are_gathered_alike(looks_in_cpp):
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(100)]
+    torch.stack([param.sum() for param in params[1:]]).sum().backward()
+    told = looks_in_cpp.gather(params, False, None, None)
+    assert len(told[1]) == 99
+    assert alike(told, plain.gather(params, False, None, None))
 
 
 def test_the_very_list_is_returned_where_all_have_a_gradient(looks_in_cpp):
