@@ -16,7 +16,8 @@ from benchmarks.models import gpt2_shapes, llama_shapes
 from benchmarks.record import quantiles
 from benchmarks.timing import Queue
 from gradscale.torch.kernels.lists import AdamHow, Handed
-from gradscale.torch.kernels.tables import Table, TableCache, addresses
+from gradscale.torch.kernels.tables import Table, TableCache
+from gradscale.torch.looks import addresses
 
 SETS = {
     "gpt2-124M": gpt2_shapes(),
@@ -62,12 +63,16 @@ def launch_of(
 ) -> Callable[[], object]:
     """Return what launches a kernel of this size."""
     from gradscale.torch.kernels import adam, reading
+    from gradscale.torch.kernels.launching import Launch
 
-    module = reading if kernel == "read" else adam
-    module.CHUNK, module.WARPS = chunk, warps
+    how_compiled = {"num_warps": warps, "enable_fp_fusion": True}
     if kernel == "read":
+        reading.CHUNK = chunk
+        reading._read = Launch(reading._read.body, how_compiled)
+        reading._gather = Launch(reading._gather.body, how_compiled)
         table = tensors.table(tensors.lists[1:2], chunk)
-        return lambda: reading.read_tensors(table, torch.float32)
+        return lambda: reading.read_tensors(table, torch.float32).peaks
+    adam.CHUNK, adam._adam = chunk, Launch(adam._adam.body, how_compiled)
     table = tensors.table([*tensors.lists, tensors.steps], chunk)
     how = AdamHow(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
     handed = Handed(

@@ -11,6 +11,9 @@ from gradscale.torch.gathering import gather
 from gradscale.torch.gradients import read
 from tests.torch.training import INF, parameter, sparse
 
+# Whoever looks, sees the same.
+pytestmark = pytest.mark.usefixtures("both_looks")
+
 CPU = torch.device("cpu")
 ONE = torch.ones(())
 REALS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscale import ScaleCollapsed
 from gradscale.torch import GradScaler, mailbox
@@ -152,25 +153,24 @@ def test_a_collapse_in_steps_that_the_host_did_not_see_is_raised_late(monkeypatc
 class _Elsewhere(torch.Tensor):
     """A tensor on a device without events; writes down when it is read."""
 
-    reads: ClassVar[list[float]] = []
+    reads: ClassVar[list[int]] = []
 
     @property
     def device(self):
         return torch.device("xpu")
 
-    def tolist(self):
-        values = super().tolist()
-        self.reads.append(values[0])
-        return values
+    def cpu(self):
+        self.reads.append(self.tolist()[0])
+        return super().cpu()
 
 
 def test_on_other_devices_too_only_facts_two_steps_old_are_read_and_at_once():
     _Elsewhere.reads.clear()
     run = Run()
-    run.ledger.ring = run.ledger.ring.as_subclass(_Elsewhere)
+    run.ledger.sheet = run.ledger.sheet.as_subclass(_Elsewhere)
     for _ in range(4):
         run.update()
-    assert _Elsewhere.reads == [1.0, 2.0]
+    assert _Elsewhere.reads == [1, 2]
 
 
 class _Event:
@@ -199,20 +199,59 @@ class _OnCuda(torch.Tensor):
 def test_slots_are_made_once_and_filled_again_only_after_a_wait(monkeypatch):
     made = []
 
-    def pinned_slot(ledger):
-        ring, tally = ledger.ring, ledger.total.tally
-        made.append(_Slot(torch.empty(ring.shape), torch.empty_like(tally), _Event()))
+    def pinned_slot(like):
+        made.append(_Slot(torch.empty(like.shape, dtype=like.dtype), _Event()))
         return made[-1]
 
     monkeypatch.setattr(mailbox, "_pinned_slot", pinned_slot)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     run = Run()
-    run.ledger.ring = run.ledger.ring.as_subclass(_OnCuda)
+    run.ledger.sheet = run.ledger.sheet.as_subclass(_OnCuda)
     late = [run.update() for _ in range(3)]
     run.box.clear()
     late += [run.update() for _ in range(5)]
     assert late == [None, None, [1], [], [], [4], [5], [6]]
     assert len(made) == LAG + 1
+
+
+class _Copies(TorchDispatchMode):
+    """Counts what is copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.copy_, torch.ops.aten.clone):
+            self.seen.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, _OnCuda])
+def test_one_copy_carries_all_of_it(kind, monkeypatch):
+    monkeypatch.setattr(
+        mailbox,
+        "_pinned_slot",
+        lambda like: _Slot(torch.empty(like.shape, dtype=like.dtype), _Event()),
+    )
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    run = Run()
+    run.replay()
+    sheet = run.ledger.sheet
+    run.ledger.sheet = sheet.as_subclass(kind)
+    with _Copies() as copies:
+        run.box.exchange(run.ledger)
+    assert copies.seen == [sheet.numel()]
+
+
+def test_the_tally_and_the_ring_lie_apart_on_the_sheet():
+    ledger = new_ledger(CPU, 8.0)
+    ledger.sheet.fill_(-1)
+    ledger.ring.zero_()
+    assert ledger.total.tally.tolist() == [-1, -1, -1]
+    ledger.total.tally.fill_(7)
+    assert not ledger.ring.any()
+    assert ledger.ring.data_ptr() % 16 == ledger.sheet.data_ptr() % 16
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -222,5 +261,5 @@ def test_pinned_slots_are_made_once_and_reused():
     for _ in range(4 * LAG):
         ledger.total.tally[0].add_(1)
         box.exchange(ledger)
-        addresses |= {slot.ring.data_ptr() for slot in (*box._posted, *box._free)}
+        addresses |= {slot.sheet.data_ptr() for slot in (*box._posted, *box._free)}
     assert len(addresses) == LAG + 1

@@ -185,15 +185,15 @@ def test_only_the_mailbox_makes_lists(make, monkeypatch):
     assert lists.seen == {}
 
 
-def test_the_mailbox_makes_a_list_of_facts_of_two_steps_ago():
+def test_the_mailbox_fetches_the_facts_of_two_steps_ago_at_once():
     scaler, param = GradScaler("cpu"), parameter(3)
     optimizer = torch.optim.AdamW([param], fused=True)
     seen = []
     for _ in range(4):
         with ListCount() as lists:
             _iteration(scaler, optimizer, param, 1.0, "optimizer", False)
-        seen.append(lists.seen["tolist"])
-    assert seen == [0, 0, 1, 1]
+        seen.append(dict(lists.seen))
+    assert seen == [{}, {}, {"cpu": 1}, {"cpu": 1}]
 
 
 def test_two_fused_optimizers_have_none():

@@ -89,4 +89,7 @@ def host_may_act() -> bool:
     """Return False while a graph is compiled or captured: it must hold no host work."""
     if torch.compiler.is_compiling():
         return False
-    return not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing())
+    # Nobody captures before CUDA is initialised; whether it is available takes longer to
+    # find out.
+    there = torch.cuda.is_initialized()
+    return not (there and torch.cuda.is_current_stream_capturing())

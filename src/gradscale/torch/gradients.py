@@ -12,6 +12,7 @@ from torch import Tensor
 from gradscale.torch.devices import moved
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.looks.plain import Kind, Numbers, numbers
 from gradscale.torch.plain_reading import read_on_device, read_on_host
 
 
@@ -30,17 +31,19 @@ class Gradients(NamedTuple):
             its own.
         wrapped: `.grad` of every parameter that has one, where these are not `tensors`
             themselves; else None.
+        numels: How many elements each has, if somebody has looked.
     """
 
     params: list[Tensor]
     tensors: list[Tensor]
-    addresses: list[int]
-    versions: list[int]
+    addresses: Numbers
+    versions: Numbers
     kind: tuple[torch.device, torch.dtype] | None
     present: int
     shared: bool = False
     copies: list[float] | None = None
     wrapped: list[Tensor] | None = None
+    numels: Numbers | None = None
 
     def only(self, places: list[int]) -> "Gradients":
         """Return those at these places."""
@@ -49,10 +52,11 @@ class Gradients(NamedTuple):
         return self._replace(
             params=[self.params[i] for i in places],
             tensors=[self.tensors[i] for i in places],
-            addresses=[self.addresses[i] for i in known],
-            versions=[self.versions[i] for i in known],
+            addresses=numbers([self.addresses[i] for i in known]),
+            versions=numbers([self.versions[i] for i in known]),
             present=len(places),
             copies=None if self.copies is None else [self.copies[i] for i in places],
+            numels=None,
         )
 
 
@@ -90,7 +94,7 @@ class KindReading:
 
     dtype: torch.dtype
     device: torch.device
-    positions: list[int]
+    positions: Sequence[int]
     peaks: Callable[[], Tensor] | None = None
     peak: Tensor | None = None
     norm: Tensor | None = None
@@ -248,17 +252,19 @@ def read(
         reader: Reads by kernels what it can; None for plain operations.
     """
     kinds = []
-    groups = (
+    groups: Sequence[tuple[Kind, Sequence[int], list[Tensor]]] = (
         by_kind(gradients.tensors, gradients.copies)
         if gradients.kind is None
-        else [(gradients.kind, list(range(len(gradients.tensors))), gradients.tensors)]
+        else [(gradients.kind, range(len(gradients.tensors)), gradients.tensors)]
     )
     begins = None if gradients.kind is None else gradients.addresses
     for (device, dtype), positions, tensors in groups:
         facts = (
             None
             if reader is None
-            else reader.read(tensors, norm_type, (device, dtype), begins)
+            else reader.read(
+                tensors, norm_type, (device, dtype), begins, gradients.numels
+            )
         )
         if facts is not None:
             kind = KindReading(dtype, device, positions, facts=facts)

@@ -1,5 +1,6 @@
 """What the device remembers of a run beside the policy's state."""
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,6 +61,9 @@ KEPT = Kept._fields
 ROW = (*Facts._fields, *KEPT)
 # Steps that a graph may replay before the host looks again; 3 KiB of rows.
 RING = 64
+# Of a sheet, in i64: the tally and a gap, so that the ring begins at 16 bytes.
+_HEAD = 4
+_Row = ctypes.c_float * len(ROW)
 
 
 @dataclass
@@ -100,6 +104,8 @@ class Ledger:
         kept: f32[len(KEPT)], the fields of `Kept`; the properties are views of it.
         total: The account of all optimizers together.
         ring: f32[RING, len(ROW)], its last rows: that of step s at (s - 1) % RING.
+        sheet: i64[...], the tally of the total and the ring in one piece, for one copy
+            to carry both; `on_sheet` finds them.
         zero, one, unasked: f32[], 0, 1 and -1, never written.
     """
 
@@ -108,6 +114,7 @@ class Ledger:
     kept: Tensor
     total: Account
     ring: Tensor
+    sheet: Tensor
     zero: Tensor
     one: Tensor
     unasked: Tensor
@@ -148,18 +155,38 @@ def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Acc
     return account
 
 
+def on_sheet(sheet: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the tally and the ring of a sheet, or of a copy of one: views of it."""
+    ring = sheet[_HEAD:].view(torch.float32).view(RING, len(ROW))
+    return sheet[:3], ring
+
+
+def updates_on(sheet: Tensor) -> int:
+    """Return the updates of a sheet in host memory: a load, no operator runs."""
+    return ctypes.c_int64.from_address(sheet.data_ptr()).value
+
+
+def row_on(sheet: Tensor, place: int) -> list[float]:
+    """Return one row of a sheet in host memory: a load, no operator runs."""
+    begin = sheet.data_ptr() + _HEAD * 8 + place * ctypes.sizeof(_Row)
+    return list(_Row.from_address(begin))
+
+
 def new_ledger(device: torch.device, scale: float) -> Ledger:
     """Return the ledger of a run that has not begun."""
 
     def number(value: float) -> Tensor:
         return torch.full((), value, dtype=torch.float32, device=device)
 
+    sheet = torch.zeros(_HEAD + RING * len(ROW) // 2, dtype=torch.int64, device=device)
+    tally, ring = on_sheet(sheet)
     ledger = Ledger(
         debt=torch.zeros((), dtype=torch.int32, device=device),
         used_scale=number(scale),
         kept=torch.zeros(len(KEPT), device=device),
-        total=new_account(device),
-        ring=torch.zeros(RING, len(ROW), device=device),
+        total=Account(row=torch.zeros(len(ROW), device=device), tally=tally),
+        ring=ring,
+        sheet=sheet,
         zero=number(0.0),
         one=number(1.0),
         unasked=number(-1.0),

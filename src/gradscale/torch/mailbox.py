@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradscale.torch.ledger import RING, Ledger
+from gradscale.torch.ledger import RING, Ledger, row_on, updates_on
 
 # A guard acts on the facts of exactly this many updates ago, so that every rank and
 # every resumed run acts in the same call.
@@ -31,26 +31,15 @@ class _Slot:
     """What was posted once.
 
     Attributes:
-        ring, tally: Copies of the ledger's: pinned on the host for CUDA, else where
-            the ledger is.
-        arrived: Recorded after the copies; None where a read itself waits.
+        sheet: A copy of the ledger's: pinned on the host for CUDA, else where the
+            ledger is.
+        arrived: Recorded after the copy; None where a read itself waits.
         void: The facts in it are forgotten.
     """
 
-    ring: Tensor
-    tally: Tensor
+    sheet: Tensor
     arrived: torch.cuda.Event | None
     void: bool = False
-
-    def read(self, place: int) -> tuple[int, list[float]]:
-        """Return the count of updates and the row at one place of the ring."""
-        row = self.ring[place]
-        if self.arrived is not None:
-            # Both are on the host: no operator needs to run.
-            return self.tally.tolist()[0], row.tolist()
-        # One list, f64 for the count's sake: elsewhere each list is a sync.
-        count, *facts = torch.cat((self.tally[:1].double(), row.double())).tolist()
-        return int(count), facts
 
 
 class Mailbox:
@@ -112,36 +101,31 @@ class Mailbox:
         return self._read(slot)
 
     def _post(self, ledger: Ledger) -> _Slot:
-        ring, tally = ledger.ring, ledger.total.tally
-        if ring.device.type != "cuda":
+        sheet = ledger.sheet
+        if sheet.device.type != "cuda":
             # On other devices the read itself waits, for values two steps old.
-            return _Slot(ring.clone(), tally.clone(), None)
+            return _Slot(sheet.clone(), None)
         # Free slots were read, and so were their copies waited for.
-        slot = self._free.pop() if self._free else _pinned_slot(ledger)
+        slot = self._free.pop() if self._free else _pinned_slot(sheet)
         assert slot.arrived is not None
         slot.void = False
-        slot.ring.copy_(ring, non_blocking=True)
-        slot.tally.copy_(tally, non_blocking=True)
-        slot.arrived.record(torch.cuda.current_stream(ring.device))
+        slot.sheet.copy_(sheet, non_blocking=True)
+        slot.arrived.record(torch.cuda.current_stream(sheet.device))
         return slot
 
     def _read(self, slot: _Slot) -> list[LateRow]:
-        seen = self._seen
-        updates, row = slot.read(seen % RING)
+        # One copy where it is not on the host yet.
+        sheet = slot.sheet.cpu()
+        seen, updates = self._seen, updates_on(sheet)
         self._seen = updates
         if slot.void or updates <= seen:
             return []
-        if updates == seen + 1:
-            return [LateRow(updates, row)]
         first = max(seen, updates - RING)
         self.lost += first - seen
-        ring = slot.ring.tolist()
-        return [LateRow(s + 1, ring[s % RING]) for s in range(first, updates)]
+        steps = range(first, updates)
+        return [LateRow(s + 1, row_on(sheet, s % RING)) for s in steps]
 
 
-def _pinned_slot(ledger: Ledger) -> _Slot:
-    ring, tally = (
-        torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
-        for like in (ledger.ring, ledger.total.tally)
-    )
-    return _Slot(ring, tally, torch.cuda.Event())
+def _pinned_slot(like: Tensor) -> _Slot:
+    sheet = torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
+    return _Slot(sheet, torch.cuda.Event())

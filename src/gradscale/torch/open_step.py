@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradscale.errors import GradientError
+from gradscale.torch import looks
 from gradscale.torch.agreement import Voice
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
@@ -66,7 +67,7 @@ class OpenStep:
     accepts_fp16: bool = False
     reading: Reading | None = None
     just_read: bool = False
-    versions: list[int] | None = None
+    versions: looks.Numbers | None = None
     wrappers: list[int] | None = None
     leftover: tuple[Tensor, Tensor] | None = None
     decision: Decision | None = None
@@ -82,7 +83,10 @@ class OpenStep:
 
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
+        params: list[Tensor] = []
+        for group in self.optimizer.param_groups:
+            params += group["params"]
+        return params
 
     def read(
         self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
@@ -166,21 +170,22 @@ class OpenStep:
             return False
         return self._are_gathered(self.gradients.versions)
 
-    def _are_gathered(self, versions: list[int] | None) -> bool:
+    def _are_gathered(self, versions: looks.Numbers | None) -> bool:
         """Return whether the gradients are those gathered, and of these versions."""
-        if self.gradients is None or torch.compiler.is_compiling():
+        last = self.gradients
+        if last is None or versions is None or torch.compiler.is_compiling():
             return False
-        tensors, wrapped = self.gradients.tensors, self.gradients.wrapped
-        grads = tensors if wrapped is None else wrapped
-        now = list(map(_GRAD, self.params()))
-        if len(now) != len(grads):
-            now = [grad for grad in now if grad is not None]
+        groups = self.optimizer.param_groups
+        # The usual optimizer has one group: its list is looked at as it is.
+        params = groups[0]["params"] if len(groups) == 1 else self.params()
+        if last.wrapped is None:
+            return looks.untouched(params, last.tensors, versions)
+        # A write to a DTensor is told by itself, not by its local part.
+        present = [grad for grad in map(_GRAD, params) if grad is not None]
         return (
-            len(now) == len(grads)
-            and all(map(is_, now, grads))
-            and list(map(_VERSION, tensors)) == versions
-            # A write to a DTensor is told by itself, not by its local part.
-            and _versions_of(wrapped) == self.wrappers
+            looks.same(present, last.wrapped)
+            and looks.versions(last.tensors) == versions
+            and _versions_of(last.wrapped) == self.wrappers
         )
 
     def look(
@@ -208,7 +213,7 @@ class OpenStep:
         assert gradients is not None
         if gradients.present == 0 and self.voice is None:
             return {}
-        self.multiplier = multiplier.reshape(())
+        self.multiplier = multiplier if multiplier.dim() == 0 else multiplier.view(())
         made = self.decision
         if made is not None and multiplier is not made.multiplier:
             made = None
@@ -253,7 +258,7 @@ class OpenStep:
         if self.gradients is not None and not torch.compiler.is_compiling():
             self.versions = self.gradients.versions
             if written:
-                self.versions = list(map(_VERSION, self.gradients.tensors))
+                self.versions = looks.versions(self.gradients.tensors)
                 self.wrappers = _versions_of(self.gradients.wrapped)
 
     def culprits(self) -> list[str]:

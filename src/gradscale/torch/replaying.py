@@ -13,7 +13,6 @@ from gradscale.torch.graphs import operation_name, plain_name
 from gradscale.torch.magnitudes import Magnitude, measured
 from gradscale.torch.places import (
     NOWHERE,
-    Place,
     Places,
     line_of_caller,
     next_number,

@@ -1,5 +1,6 @@
 """When kernels are taken, and what happens where one cannot be built or started."""
 
+import math
 import warnings
 
 import pytest
@@ -48,7 +49,7 @@ def test_triton_by_name_runs_on_the_cpu_in_the_interpreter(monkeypatch):
 
 
 def test_without_triton_auto_is_plain_and_triton_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels, "_there", lambda: False)
     assert not kernels.usable("auto", CUDA)
     with pytest.raises(
         ConfigError, match=r"kernels='triton' was asked for.*pip install triton.*GS101"
@@ -88,14 +89,14 @@ def test_no_kernel_is_taken_while_compiling(monkeypatch):
 class Broken:
     """A kernel that cannot be built."""
 
-    def __getitem__(self, grid):
+    def __call__(self, *args, **constants):
         raise RuntimeError("no ptxas")
 
 
 KERNELS = {
     "read": (reading, "_read"),
     "gather": (reading, "_gather"),
-    "decide": (deciding, "_decide"),
+    "decide": (deciding, "_gather_and_decide"),
     "adam": (adam, "_adam"),
     "momentum": (momentum, "_momentum"),
     "count": (counting, "_count"),
@@ -108,7 +109,7 @@ OPTIMIZERS = {
 }
 
 
-def train(make, kind, device, after=lambda step: None):
+def train(make, kind, device, after=lambda step: None, norm_type=2.0):
     """Return scales, weights, state and counts of four steps, one of them skipped."""
     param = torch.nn.Parameter(torch.ones(5, device=device))
     scaler = GradScaler(device.type, 8.0, growth_interval=2, kernels=kind)
@@ -117,7 +118,7 @@ def train(make, kind, device, after=lambda step: None):
         after(step)
         optimizer.zero_grad()
         backward(scaler, param, torch.full((5,), grad, device=device))
-        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.clip_grad_norm_(optimizer, 1.0, norm_type)
         scaler.step(optimizer)
         scaler.update()
         scales.append((scaler.get_scale(), scaler.last.applied))
@@ -146,6 +147,12 @@ def needs(name, optimizer):
     }.get(name, True)
 
 
+def norm_for(name):
+    """Return an order of the norm for which that kernel is launched."""
+    # A clip by the 2-norm is decided on in the launch that gathers.
+    return math.inf if name == "gather" else 2.0
+
+
 CASES = [(k, o) for k in KERNELS for o in OPTIMIZERS if needs(k, o)]
 cases = pytest.mark.parametrize(
     ("name", "optimizer"), CASES, ids=[f"{k}-{o}" for k, o in CASES]
@@ -165,11 +172,11 @@ def test_a_kernel_that_fails_is_said_once_and_no_step_is_lost_or_taken_twice(
             monkeypatch.setattr(module, kernel, Broken())
 
     make = OPTIMIZERS[optimizer]
-    truth = train(make, "plain", device)
+    truth = train(make, "plain", device, norm_type=norm_for(name))
     # Not pytest.warns, which passes on what the interpreter says.
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        ours = train(make, "auto", device, break_it)
+        ours = train(make, "auto", device, break_it, norm_for(name))
     said = [str(w.message) for w in caught if w.category is GradscaleWarning]
     assert len(said) == 1
     assert "RuntimeError: no ptxas" in said[0]
@@ -185,17 +192,18 @@ def test_who_asked_for_triton_by_name_gets_the_error(
 ):
     module, kernel = KERNELS[name]
     monkeypatch.setattr(module, kernel, Broken())
+    make, norm_type = OPTIMIZERS[optimizer], norm_for(name)
     with warnings.catch_warnings():
         warnings.simplefilter("error", GradscaleWarning)
         with pytest.raises(RuntimeError, match="no ptxas"):
-            train(OPTIMIZERS[optimizer], "triton", device)
+            train(make, "triton", device, norm_type=norm_type)
     assert kernels._broken is None
 
 
 def test_a_scaler_and_an_optimizer_without_triton_run_by_plain_operations(
     device, monkeypatch
 ):
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(kernels, "_there", lambda: False)
     make = OPTIMIZERS["AdamW"]
     assert train(make, "auto", device)[:2] == train(make, "plain", device)[:2]
     with pytest.raises(ConfigError, match="pip install triton"):

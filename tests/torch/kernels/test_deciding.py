@@ -1,6 +1,7 @@
 """One launch from the facts to the decision, against a formula written out here."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 from gradscale.torch.kernels import interpreted, reference
 from gradscale.torch.kernels.deciding import BLOCK, decide
 from gradscale.torch.kernels.decision import FIELDS
-from gradscale.torch.kernels.facts import TensorFacts
+from gradscale.torch.kernels.facts import Parts, TensorFacts, even
+from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.kernels.reading import CHUNK, gather, read_tensors
+from gradscale.torch.kernels.tables import Table, TableCache
+from gradscale.torch.looks import addresses
 
 INF, NAN = math.inf, math.nan
 F16, F32, BF16 = torch.float16, torch.float32, torch.bfloat16
@@ -19,13 +24,25 @@ SCALES = [2.0**-24, 2.0**-3, 1.0, 2.0**16, 2.0**126, 0.3, 1000.0, 3e-7, 7e37]
 MAX_NORMS = [None, 0.0, 1e-30, 1e-3, 1.0, 1e30, INF]
 
 
+def in_parts(device, peaks, squares, dtype=F32):
+    """Return the facts of tensors of one chunk each, as a read leaves them."""
+    count = len(peaks)
+    places = torch.arange(count, device=device)
+    cells = torch.stack((torch.ones_like(places), places))
+    bits = (
+        torch.tensor(squares, dtype=torch.float64, device=device).view(torch.int64),
+        torch.tensor(peaks, dtype=F32, device=device).view(torch.int32).long(),
+    )
+    each = torch.full((2 * even(count) + 1,), -1, device=device)
+    each[-1] = 0
+    table = Table(cells, places.int(), count, count)
+    parts = Parts(table, torch.cat(bits), each, partial(gather, kernels="triton"))
+    return TensorFacts(dtype, parts=parts)
+
+
 def decided(device, peaks, squares, scale, max_norm, dtype=F32, by=decide):
     """Return the fields of a decision, f32[] each, on the host."""
-    facts = TensorFacts(
-        dtype,
-        torch.tensor(peaks, dtype=F32, device=device),
-        torch.tensor(squares, dtype=torch.float64, device=device),
-    )
+    facts = in_parts(device, peaks, squares, dtype)
     made = by(facts, torch.tensor(scale, device=device), max_norm)
     assert all(field.dtype is F32 and field.shape == () for field in made)
     return {name: value.cpu() for name, value in made._asdict().items()}
@@ -200,13 +217,75 @@ def test_all_tensors_count_however_many(device, count, bad):
 
 
 def test_the_next_decision_has_memory_of_its_own(device):
-    facts = TensorFacts(
-        F32, torch.ones(1, device=device), torch.ones(1, device=device).double()
-    )
     scale = torch.tensor(2.0, device=device)
-    first = decide(facts, scale, None)
-    decide(facts, scale * 2.0, None)
+    first = decide(in_parts(device, [1.0], [1.0]), scale, None)
+    decide(in_parts(device, [1.0], [1.0]), scale * 2.0, None)
     assert first.multiplier.item() == 0.5
+
+
+SOME = (3, 2 * CHUNK + 1, 5 * CHUNK, 1, CHUNK + 7)
+
+
+def read(device, sizes=SOME):
+    """Return what a kernel has read of some tensors."""
+    torch.manual_seed(3)
+    tensors = [torch.randn(size, device=device) for size in sizes]
+    table = TableCache(device, CHUNK).of(list(sizes), [addresses(tensors)])
+    return read_tensors(table, F32)
+
+
+@pytest.mark.parametrize("sizes", [SOME, SOME[:2], SOME[:1]], ids=len)
+@pytest.mark.parametrize("max_norm", [None, 1.0])
+def test_facts_that_are_decided_on_are_gathered_by_the_same_launch(
+    device, sizes, max_norm
+):
+    scale = torch.tensor(8.0, device=device)
+    asked, facts = read(device, sizes), read(device, sizes)
+    by_torch = reference.decide(asked, scale, max_norm)
+    made = decide(facts, scale, max_norm)
+    assert facts.parts is None
+    assert torch.equal(facts.peaks, asked.peaks)
+    assert torch.equal(facts.squares, asked.squares)
+    assert torch.stack(made).tolist() == pytest.approx(
+        torch.stack(by_torch).tolist(), rel=1e-6
+    )
+    assert made.amax == by_torch.amax
+
+
+def test_fresh_memory_that_holds_anything_does_not_change_a_decision(
+    device, monkeypatch
+):
+    scale, empty = torch.tensor(8.0, device=device), torch.empty
+    truth = reference.decide(read(device, SOME[:2]), scale, 1.0)
+
+    def poisoned(*shape, **how):
+        made = empty(*shape, **how)
+        return made.fill_(math.nan if made.is_floating_point() else -1)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    made = decide(read(device, SOME[:2]), scale, 1.0)
+    assert torch.stack(made).tolist() == pytest.approx(
+        torch.stack(truth).tolist(), rel=1e-6
+    )
+
+
+def test_a_decision_can_be_replayed(device):
+    facts = read(device)
+    parts = facts.parts
+    scale = torch.tensor(8.0, device=device)
+    first = decide(facts, scale, 1.0)
+    facts.parts = parts
+    assert torch.equal(torch.stack(decide(facts, scale, 1.0)), torch.stack(first))
+
+
+def test_facts_that_somebody_asked_for_before_are_decided_on_all_the_same(device):
+    scale = torch.tensor(8.0, device=device)
+    facts, asked = read(device), read(device)
+    assert asked.peaks.shape == (len(SOME),)
+    made = Reader("triton").decide(asked, scale, 1.0)
+    assert torch.stack(made).tolist() == pytest.approx(
+        torch.stack(decide(facts, scale, 1.0)).tolist(), rel=1e-6
+    )
 
 
 @settings(deadline=None, max_examples=60)

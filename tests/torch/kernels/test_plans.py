@@ -18,6 +18,9 @@ from tests.torch.kernels.passes import (
     values,
 )
 
+# Whoever looks, sees the same.
+pytestmark = pytest.mark.usefixtures("both_looks")
+
 CHUNK = 64
 
 

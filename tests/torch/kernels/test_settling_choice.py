@@ -17,7 +17,7 @@ def broken(monkeypatch):
     """Let the kernel fail to start, where Triton is taken to be usable."""
 
     class Broken:
-        def __getitem__(self, grid):
+        def __call__(self, *args, **constants):
             raise RuntimeError("no ptxas")
 
     monkeypatch.setattr(kernel, "_settle", Broken())

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from gradscale.torch.kernels import tables
-from gradscale.torch.kernels.tables import Staging, TableCache, addresses
+from gradscale.torch.kernels.tables import Staging, TableCache
+from gradscale.torch.looks import addresses
 
 CHUNK = 16
 

@@ -3,6 +3,7 @@
 import os
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from gradscale.errors import ConfigError, GradscaleWarning
 Kernels = Literal["auto", "plain", "triton"]
 
 _broken: str | None = None
+_here = nullcontext()
 
 
 def interpreted() -> bool:
@@ -47,7 +49,7 @@ def usable(kernels: Kernels, device: torch.device) -> bool:
 def on(device: torch.device) -> AbstractContextManager[Any]:
     """Make the device the current one: Triton starts kernels there and nowhere else."""
     if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
-        return nullcontext()
+        return _here
     return torch.cuda.device(device)
 
 
@@ -81,6 +83,7 @@ def give_up(error: Exception) -> None:
         )
 
 
+@cache
 def _there() -> bool:
     return find_spec("triton") is not None
 

@@ -20,6 +20,7 @@ from gradscale.torch.kernels.chunks import (
     unscaled,
     within,
 )
+from gradscale.torch.kernels.launching import launched
 from gradscale.torch.kernels.lists import AdamHow, Handed
 from gradscale.torch.kernels.reading import TRITON_DTYPES
 from gradscale.torch.kernels.tables import Table
@@ -51,22 +52,27 @@ def adam_(
     lr, scale, found = how.lr, handed.grad_scale, handed.found_inf
     # An argument that is not looked at.
     unused = table.cells
-    _adam[(table.chunks,)](
-        table.cells,
-        table.owners,
-        table.tensors,
-        unused if scale is None else scale,
-        unused if found is None else found,
-        lr if isinstance(lr, Tensor) else unused,
-        0.0 if isinstance(lr, Tensor) else float(lr),
-        float(how.beta1),
-        1.0 - how.beta1,
-        float(how.beta2),
-        1.0 - how.beta2,
-        log_of(how.beta1),
-        log_of(how.beta2),
-        float(how.eps),
-        float(how.weight_decay),
+    _adam(
+        table.chunks,
+        (
+            table.cells,
+            table.owners,
+            unused if scale is None else scale,
+            unused if found is None else found,
+            lr if isinstance(lr, Tensor) else unused,
+        ),
+        (
+            table.tensors,
+            0.0 if isinstance(lr, Tensor) else float(lr),
+            float(how.beta1),
+            1.0 - how.beta1,
+            float(how.beta2),
+            1.0 - how.beta2,
+            log_of(how.beta1),
+            log_of(how.beta2),
+            float(how.eps),
+            float(how.weight_decay),
+        ),
         PARAM=TRITON_DTYPES[param_dtype],
         GRAD=TRITON_DTYPES[grad_dtype],
         LR_TENSOR=isinstance(lr, Tensor),
@@ -79,9 +85,6 @@ def adam_(
         AMSGRAD=amsgrad,
         WRITE_BACK=handed.write_back and scale is not None,
         CHUNK=CHUNK,
-        num_warps=WARPS,
-        # Said aloud: Triton's default is in flux.
-        enable_fp_fusion=True,
     )
 
 
@@ -90,14 +93,15 @@ def log_of(beta: float) -> float:
     return math.log(beta) if beta > 0.0 else -math.inf
 
 
-@triton.jit(do_not_specialize=["tensors"])
+# Fusion is said aloud: Triton's default is in flux.
+@launched(num_warps=WARPS, enable_fp_fusion=True)
 def _adam(
     cells_ptr,
     owners_ptr,
-    tensors,
     scale_ptr,
     found_ptr,
     lr_ptr,
+    tensors,
     lr,
     beta1,
     rest1,

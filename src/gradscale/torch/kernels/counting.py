@@ -1,9 +1,9 @@
 """Counting the steps of many tensors, in one launch."""
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradscale.torch.kernels.launching import launched
 from gradscale.torch.kernels.tables import Table
 
 BLOCK = 256
@@ -17,23 +17,21 @@ def count_(table: Table, row: int, found_inf: Tensor | None) -> None:
         row: The row of the counts, counted from the first of the table.
         found_inf: f32[], 0 to count; None is 0.
     """
-    _count[(triton.cdiv(table.tensors, BLOCK),)](
-        table.cells,
-        table.tensors,
-        table.cells if found_inf is None else found_inf,
+    _count(
+        -(-table.tensors // BLOCK),
+        (table.cells, table.cells if found_inf is None else found_inf),
+        (table.tensors,),
         ROW=row,
         CHECKED=found_inf is not None,
         BLOCK=BLOCK,
-        num_warps=4,
-        enable_fp_fusion=True,
     )
 
 
-@triton.jit(do_not_specialize=["tensors"])
+@launched(num_warps=4, enable_fp_fusion=True)
 def _count(
     cells_ptr,
-    tensors,
     found_ptr,
+    tensors,
     ROW: tl.constexpr,
     CHECKED: tl.constexpr,
     BLOCK: tl.constexpr,

@@ -1,4 +1,6 @@
-"""From the facts of many tensors to one decision, in one launch.
+"""From the parts of a read to one decision, in one launch.
+
+Each program gathers the parts of one tensor; the one that ends last decides.
 
 Computes what `reference.decide` does: the norm of the unscaled gradients, the clip
 coefficient, whether to skip, and the two numbers that fold unscaling and clipping into
@@ -11,11 +13,18 @@ import triton.language as tl
 from torch import Tensor
 
 from gradscale.torch.kernels.decision import FIELDS, Decision
-from gradscale.torch.kernels.facts import TensorFacts
-from gradscale.torch.kernels.reading import TRITON_DTYPES
+from gradscale.torch.kernels.facts import TensorFacts, even
+from gradscale.torch.kernels.launching import launched
+from gradscale.torch.kernels.reading import (
+    CHUNK,
+    PARTIALS,
+    TRITON_DTYPES,
+    WARPS,
+    gather_one,
+)
 
+# Tensors whose facts are looked at at once.
 BLOCK = 1024
-WARPS = 4
 
 
 def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decision:
@@ -23,26 +32,32 @@ def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decisio
 
     Args:
         facts: Of gradients that are still scaled; at least one. They must stay finite
-            in their dtype once they are unscaled.
+            in their dtype once they are unscaled. Still in parts; gathered afterwards.
         scale: f32[], the scale behind them.
         max_norm: The largest norm to let through; None to let all through.
     """
+    parts = facts.parts
+    assert parts is not None
+    table = parts.table
     numbers = torch.empty(len(FIELDS), dtype=torch.float32, device=scale.device)
-    _decide[(1,)](
-        facts.peaks.view(torch.int32),
-        facts.squares,
-        facts.peaks.numel(),
-        scale,
-        -1.0 if max_norm is None else max_norm,
-        numbers,
+    _gather_and_decide(
+        table.tensors,
+        (table.cells, parts.cells, parts.each, scale, numbers),
+        (
+            table.tensors,
+            table.chunks,
+            even(table.tensors),
+            -1.0 if max_norm is None else max_norm,
+        ),
+        CHUNK=CHUNK,
+        PARTIALS=PARTIALS,
         DTYPE=TRITON_DTYPES[facts.dtype],
         CLIP=max_norm is not None,
         # Here: what is tiny on the host may be 0 in f32.
         TO_ZERO=max_norm == 0.0,
         BLOCK=BLOCK,
-        num_warps=WARPS,
-        enable_fp_fusion=False,
     )
+    facts.were_gathered(parts.each)
     return Decision(*numbers.unbind())
 
 
@@ -52,31 +67,66 @@ def _is_finite(x):
     return tl.abs(x).to(tl.int32, bitcast=True) < 0x7F800000
 
 
-@triton.jit(do_not_specialize=["tensors", "max_norm"])
-def _decide(
-    peaks_ptr,
-    squares_ptr,
-    tensors,
+@launched(num_warps=WARPS, enable_fp_fusion=False)
+def _gather_and_decide(
+    cells_ptr,
+    parts_ptr,
+    each_ptr,
     scale_ptr,
-    max_norm,
     numbers_ptr,
+    tensors,
+    chunks,
+    even_tensors,
+    max_norm,
+    CHUNK: tl.constexpr,
+    PARTIALS: tl.constexpr,
     DTYPE: tl.constexpr,
     CLIP: tl.constexpr,
     TO_ZERO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    places = tl.arange(0, BLOCK)
-    peaks = tl.zeros((BLOCK,), tl.int32)
-    sums = tl.zeros((BLOCK,), tl.float64)
-    for begin in range(0, tensors, BLOCK):
-        inside = begin + places < tensors
-        at = begin + places
-        peaks = tl.maximum(peaks, tl.load(peaks_ptr + at, mask=inside, other=0))
-        sums += tl.load(squares_ptr + at, mask=inside, other=0.0)
-    amax = tl.max(peaks, axis=0).to(tl.float32, bitcast=True)
+    gather_one(
+        cells_ptr, parts_ptr, each_ptr, tensors, chunks, even_tensors, CHUNK, PARTIALS
+    )
+    # All threads have written before one of them says so. The program that comes last
+    # sees what the others wrote: the count is released and acquired.
+    tl.debug_barrier()
+    done_ptr = each_ptr + 2 * even_tensors
+    before = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="gpu")
+    if before == tensors - 1:
+        places = tl.arange(0, BLOCK)
+        peaks = tl.zeros((BLOCK,), tl.int64)
+        sums = tl.zeros((BLOCK,), tl.float64)
+        for begin in range(0, tensors, BLOCK):
+            inside = begin + places < tensors
+            # Not from the cache of this processor, where others do not write.
+            at_ptr = each_ptr + begin + places
+            square = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
+            at_ptr += even_tensors
+            peak = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
+            peaks = tl.maximum(peaks, peak)
+            sums += square.to(tl.float64, bitcast=True)
+        peak = tl.max(peaks, axis=0).to(tl.int32)
+        amax = peak.to(tl.float32, bitcast=True)
+        total = tl.sum(sums, axis=0)
+        _store(amax, total, scale_ptr, numbers_ptr, max_norm, DTYPE, CLIP, TO_ZERO)
+        tl.store(done_ptr, 0)
+
+
+@triton.jit
+def _store(
+    amax,
+    total,
+    scale_ptr,
+    numbers_ptr,
+    max_norm,
+    DTYPE: tl.constexpr,
+    CLIP: tl.constexpr,
+    TO_ZERO: tl.constexpr,
+):
     scale = tl.load(scale_ptr)
     inverse = tl.div_rn(1.0, scale)
-    norm = (tl.sqrt(tl.sum(sums, axis=0)) * inverse.to(tl.float64)).to(tl.float32)
+    norm = (tl.sqrt(total) * inverse.to(tl.float64)).to(tl.float32)
     coef = 1.0
     norm_found = 0.0
     if CLIP:

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradscale.torch.looks.plain import Numbers
+
 
 class AdamLists(NamedTuple):
     """What Adam and AdamW walk over: one entry for each parameter with a gradient.
@@ -107,7 +109,7 @@ class Seen(NamedTuple):
 
     params: list[Tensor]
     grads: list[Tensor]
-    addresses: list[int]
+    addresses: Numbers
     kind: tuple[torch.device, torch.dtype]
 
 
@@ -125,4 +127,4 @@ class Handed(NamedTuple):
     grad_scale: Tensor | None
     found_inf: Tensor | None
     write_back: bool
-    grads_at: list[int] | None = None
+    grads_at: Numbers | None = None

@@ -17,6 +17,7 @@ from gradscale.torch.kernels.chunks import (
     unscaled,
     within,
 )
+from gradscale.torch.kernels.launching import launched
 from gradscale.torch.kernels.lists import Handed, LionHow, SgdHow
 from gradscale.torch.kernels.reading import TRITON_DTYPES
 from gradscale.torch.kernels.tables import Table
@@ -56,19 +57,24 @@ def momentum_(
         keep, take = how.momentum, 1.0 - how.dampening
     # An argument that is not looked at.
     unused = table.cells
-    _momentum[(table.chunks,)](
-        table.cells,
-        table.owners,
-        table.tensors,
-        unused if scale is None else scale,
-        unused if found is None else found,
-        lr if isinstance(lr, Tensor) else unused,
-        0.0 if isinstance(lr, Tensor) else float(lr),
-        float(keep),
-        float(take),
-        float(stay),
-        float(turn),
-        float(how.weight_decay),
+    _momentum(
+        table.chunks,
+        (
+            table.cells,
+            table.owners,
+            unused if scale is None else scale,
+            unused if found is None else found,
+            lr if isinstance(lr, Tensor) else unused,
+        ),
+        (
+            table.tensors,
+            0.0 if isinstance(lr, Tensor) else float(lr),
+            float(keep),
+            float(take),
+            float(stay),
+            float(turn),
+            float(how.weight_decay),
+        ),
         PARAM=TRITON_DTYPES[param_dtype],
         GRAD=TRITON_DTYPES[grad_dtype],
         LR_TENSOR=isinstance(lr, Tensor),
@@ -83,20 +89,18 @@ def momentum_(
         STEPS=steps,
         WRITE_BACK=handed.write_back and scale is not None,
         CHUNK=CHUNK,
-        num_warps=WARPS,
-        # Said aloud: Triton's default is in flux.
-        enable_fp_fusion=True,
     )
 
 
-@triton.jit(do_not_specialize=["tensors"])
+# Fusion is said aloud: Triton's default is in flux.
+@launched(num_warps=WARPS, enable_fp_fusion=True)
 def _momentum(
     cells_ptr,
     owners_ptr,
-    tensors,
     scale_ptr,
     found_ptr,
     lr_ptr,
+    tensors,
     lr,
     keep,
     take,

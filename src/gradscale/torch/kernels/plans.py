@@ -1,13 +1,13 @@
 """What an optimizer keeps between steps so that a pass starts at once."""
 
 from collections.abc import Sequence
-from operator import is_
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels.tables import Table, TableCache, addresses
+from gradscale.torch import looks
+from gradscale.torch.kernels.tables import Table, TableCache
 
 
 class Plan(NamedTuple):
@@ -31,9 +31,9 @@ class Plans:
 
     def __init__(self) -> None:
         self._cache: TableCache | None = None
-        self._rows: list[list[int]] = []
+        self._rows: list[looks.Numbers] = []
         self._others: list[list[Tensor]] = []
-        self._numels: list[int] = []
+        self._numels = looks.numbers(())
         self._rest: list[int] = []
         self._contiguous = False
 
@@ -42,7 +42,7 @@ class Plans:
         lists: Sequence[list[Tensor]],
         steps: list[Tensor],
         chunk: int,
-        grads_at: list[int] | None = None,
+        grads_at: looks.Numbers | None = None,
     ) -> Plan:
         """Return the plan. No host sync.
 
@@ -54,19 +54,19 @@ class Plans:
             grads_at: As in `Handed`.
         """
         rows = [
-            addresses(tensors) if i != 1 or grads_at is None else grads_at
+            looks.addresses(tensors) if i != 1 or grads_at is None else grads_at
             for i, tensors in enumerate(lists)
         ]
         # Gradients may come to lie elsewhere in every step, the others do not. Lists
         # are not changed: where the list is the same, so are shapes and strides.
         others = [*lists[:1], *lists[2:], steps]
-        held = len(others) == len(self._others) and all(map(is_, others, self._others))
         held = (
-            held and rows[:1] + rows[2:] == self._rows[:1] + self._rows[2 : len(rows)]
+            looks.same(others, self._others)
+            and rows[:1] + rows[2:] == self._rows[:1] + self._rows[2 : len(rows)]
         )
         counts = self._rows[len(rows) :]
         if not held:
-            counts = [addresses(steps)] if steps else []
+            counts = [looks.addresses(steps)] if steps else []
         in_order = grads_at is not None or all(map(Tensor.is_contiguous, lists[1]))
         if not (held and self._contiguous and in_order):
             self._look(lists)
@@ -77,7 +77,10 @@ class Plans:
             self._cache = TableCache(lists[0][0].device, chunk)
         left_out, kept = set(self._rest), self._rows
         if left_out:
-            kept = [[a for i, a in enumerate(r) if i not in left_out] for r in kept]
+            kept = [
+                looks.numbers(a for i, a in enumerate(row) if i not in left_out)
+                for row in kept
+            ]
         return Plan(self._cache.of(self._numels, kept), self._rest)
 
     def _look(self, lists: Sequence[list[Tensor]]) -> None:
@@ -91,11 +94,11 @@ class Plans:
             if tensors[0].numel() == 0 or not _in_step(tensors, kinds)
         ]
         left_out = set(self._rest)
-        self._numels = [
+        self._numels = looks.numbers(
             tensors[0].numel()
             for place, tensors in enumerate(together)
             if place not in left_out
-        ]
+        )
 
 
 def _in_step(

@@ -6,11 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradscale.torch import looks
 from gradscale.torch.kernels import Kernels, fall_back, on, reference, usable
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
-from gradscale.torch.kernels.tables import TableCache, addresses
+from gradscale.torch.kernels.tables import TableCache
+from gradscale.torch.looks.plain import Numbers
+
+# From here on the looks are worth a compiler's time: 0.2 ms a step and more.
+MANY = 128
 
 
 class Reader:
@@ -30,7 +35,8 @@ class Reader:
         tensors: list[Tensor],
         norm_type: float | None,
         kind: tuple[torch.device, torch.dtype],
-        begins: list[int] | None = None,
+        begins: Numbers | None = None,
+        numels: Numbers | None = None,
     ) -> TensorFacts | None:
         """Return the facts; None where plain operations must find them. No host sync.
 
@@ -40,13 +46,16 @@ class Reader:
             kind: Device and dtype of all of them.
             begins: Where they begin, if somebody has just looked: they are then
                 contiguous.
+            numels: How many elements each has, if somebody has just looked.
         """
         known = norm_type in (None, 2.0, math.inf) and kind[1] in KERNEL_DTYPES
         if not known or not usable(self._kernels, kind[0]):
             return None
+        if len(tensors) >= MANY and kind[0].type == "cuda":
+            looks.build_soon()
         try:
             with on(kind[0]):
-                return self._read(tensors, kind, begins)
+                return self._read(tensors, kind, begins, numels)
         except Exception as error:
             # Whatever the compiler or the driver says, the run goes on: nothing but
             # fresh memory was written.
@@ -63,7 +72,7 @@ class Reader:
             scale: f32[], the scale behind the gradients, on their device.
             max_norm: The largest 2-norm to let through; None to let all through.
         """
-        if usable(self._kernels, scale.device):
+        if facts.parts is not None and usable(self._kernels, scale.device):
             try:
                 from gradscale.torch.kernels.deciding import decide
 
@@ -78,7 +87,8 @@ class Reader:
         self,
         tensors: list[Tensor],
         kind: tuple[torch.device, torch.dtype],
-        begins: list[int] | None,
+        begins: Numbers | None,
+        numels: Numbers | None,
     ) -> TensorFacts:
         from gradscale.torch.kernels import reading
 
@@ -88,7 +98,8 @@ class Reader:
             if not all(map(Tensor.is_contiguous, tensors)):
                 # The order of the elements does not matter, gaps between them do.
                 tensors = [t if is_dense(t) else t.contiguous() for t in tensors]
-            begins = addresses(tensors)
-        numels = list(map(Tensor.numel, tensors))
+            begins = looks.addresses(tensors)
+        if numels is None:
+            numels = looks.numbers(map(Tensor.numel, tensors))
         table = self._caches[kind].of(numels, [begins])
-        return TensorFacts(kind[1], *reading.read_tensors(table, kind[1]))
+        return reading.read_tensors(table, kind[1], self._kernels)

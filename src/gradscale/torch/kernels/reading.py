@@ -7,12 +7,22 @@ of two below the chunk's peak, and added up in f32 within a chunk and in f64 bey
 sum overflows, and none underflows, unless the norm does.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gradscale.torch.kernels import Kernels, fall_back, on
 from gradscale.torch.kernels.chunks import pointer
+from gradscale.torch.kernels.facts import (
+    Parts,
+    TensorFacts,
+    even,
+    peaks_and_squares,
+)
+from gradscale.torch.kernels.launching import launched
 from gradscale.torch.kernels.tables import Table
 
 # Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
@@ -28,57 +38,71 @@ TRITON_DTYPES = {
 }
 
 
-def read_tensors(table: Table, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def read_tensors(
+    table: Table, dtype: torch.dtype, kernels: Kernels = "auto"
+) -> TensorFacts:
     """Read the tensors of a table once, as `reference.read_tensors` does. No host sync.
+
+    What was read of each chunk is not gathered yet: `deciding.decide` does it in its
+    own launch, and who asks for the facts before has it done.
 
     Args:
         table: Of one list; chunks of `CHUNK` elements.
         dtype: That of all its tensors: f32, f16 or bf16.
-
-    Returns:
-        f32[n], the largest magnitude of each, NaN if there is one; f64[n], the sum of
-        squares of each.
+        kernels: Whether plain operations may gather where a kernel fails.
     """
     device = table.cells.device
-    parts = torch.empty(table.chunks, dtype=torch.int32, device=device)
-    sums = torch.empty(table.chunks, dtype=torch.float64, device=device)
-    peaks = torch.empty(table.tensors, dtype=torch.int32, device=device)
-    squares = torch.empty(table.tensors, dtype=torch.float64, device=device)
-    _read[(table.chunks,)](
-        table.cells,
-        table.owners,
-        table.tensors,
-        parts,
-        sums,
+    cells = torch.empty(2 * table.chunks, dtype=torch.int64, device=device)
+    rooms = 2 * even(table.tensors) + 1
+    each = torch.empty(rooms, dtype=torch.int64, device=device)
+    _read(
+        table.chunks,
+        (table.cells, table.owners, cells, each),
+        (table.tensors, table.chunks, rooms - 1),
         DTYPE=TRITON_DTYPES[dtype],
         CHUNK=CHUNK,
-        num_warps=WARPS,
-        # Said aloud: Triton's default is in flux.
-        enable_fp_fusion=True,
     )
-    _gather[(table.tensors,)](
-        table.cells,
-        table.tensors,
-        parts,
-        sums,
-        peaks,
-        squares,
-        CHUNK=CHUNK,
-        BLOCK=PARTIALS,
-        num_warps=WARPS,
-        # Said aloud: Triton's default is in flux.
-        enable_fp_fusion=True,
-    )
-    return peaks.view(torch.float32), squares
+    parts = Parts(table, cells, each, partial(gather, kernels=kernels))
+    return TensorFacts(dtype, parts=parts)
 
 
-@triton.jit
+def gather(parts: Parts, kernels: Kernels) -> tuple[Tensor, Tensor]:
+    """Return the peaks and the sums of squares of each tensor. No host sync."""
+    table = parts.table
+    try:
+        with on(parts.each.device):
+            _gather(
+                table.tensors,
+                (table.cells, parts.cells, parts.each),
+                (table.tensors, table.chunks, even(table.tensors)),
+                CHUNK=CHUNK,
+                BLOCK=PARTIALS,
+            )
+        return peaks_and_squares(parts.each, table.tensors)
+    except Exception as error:
+        # Nothing but fresh memory was written.
+        fall_back(error, kernels)
+    sums, peaks = parts.cells.view(2, -1)
+    owners = table.owners.long()
+    # Bits of magnitudes are ordered as the magnitudes are.
+    found = torch.zeros_like(peaks[: table.tensors]).scatter_reduce_(
+        0, owners, peaks, "amax"
+    )
+    squares = sums.new_zeros(table.tensors, dtype=torch.float64)
+    squares.index_add_(0, owners, sums.view(torch.float64))
+    return found.int().view(torch.float32), squares
+
+
+# Fusion is said aloud: Triton's default is in flux.
+@launched(num_warps=WARPS, enable_fp_fusion=True)
 def _read(
     cells_ptr,
     owners_ptr,
-    tensors,
     parts_ptr,
-    sums_ptr,
+    each_ptr,
+    tensors,
+    chunks,
+    done,
     DTYPE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
@@ -103,31 +127,54 @@ def _read(
     small = wide * down
     total = tl.sum(small * small, axis=0).to(tl.float64)
     up = (exponent * 2 + (1023 - 254)).to(tl.int64) << 52
-    tl.store(parts_ptr + chunk, peak)
-    tl.store(sums_ptr + chunk, total * up.to(tl.float64, bitcast=True))
+    total *= up.to(tl.float64, bitcast=True)
+    tl.store(parts_ptr + chunk, total.to(tl.int64, bitcast=True))
+    tl.store(parts_ptr + chunks + chunk, peak.to(tl.int64))
+    if chunk == 0:
+        tl.store(each_ptr + done, 0)
 
 
-@triton.jit
+@launched(num_warps=WARPS, enable_fp_fusion=True)
 def _gather(
     cells_ptr,
-    tensors,
     parts_ptr,
-    sums_ptr,
-    peaks_ptr,
-    squares_ptr,
+    each_ptr,
+    tensors,
+    chunks,
+    even_tensors,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    gather_one(
+        cells_ptr, parts_ptr, each_ptr, tensors, chunks, even_tensors, CHUNK, BLOCK
+    )
+
+
+@triton.jit
+def gather_one(
+    cells_ptr,
+    parts_ptr,
+    each_ptr,
+    tensors,
+    chunks,
+    even_tensors,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Gather the parts of this program's tensor."""
     owner = tl.program_id(0)
-    chunks = (tl.load(cells_ptr + owner) + (CHUNK - 1)) // CHUNK
+    own = (tl.load(cells_ptr + owner) + (CHUNK - 1)) // CHUNK
     first = tl.load(cells_ptr + tensors + owner)
     places = tl.arange(0, BLOCK)
-    peaks = tl.zeros((BLOCK,), tl.int32)
+    peaks = tl.zeros((BLOCK,), tl.int64)
     sums = tl.zeros((BLOCK,), tl.float64)
-    for begin in range(0, chunks, BLOCK):
-        inside = begin + places < chunks
+    for begin in range(0, own, BLOCK):
+        inside = begin + places < own
         at = first + begin + places
-        peaks = tl.maximum(peaks, tl.load(parts_ptr + at, mask=inside, other=0))
-        sums += tl.load(sums_ptr + at, mask=inside, other=0.0)
-    tl.store(peaks_ptr + owner, tl.max(peaks, axis=0))
-    tl.store(squares_ptr + owner, tl.sum(sums, axis=0))
+        peak = tl.load(parts_ptr + chunks + at, mask=inside, other=0)
+        square = tl.load(parts_ptr + at, mask=inside, other=0)
+        peaks = tl.maximum(peaks, peak)
+        sums += square.to(tl.float64, bitcast=True)
+    total = tl.sum(sums, axis=0)
+    tl.store(each_ptr + owner, total.to(tl.int64, bitcast=True))
+    tl.store(each_ptr + even_tensors + owner, tl.max(peaks, axis=0))

@@ -15,6 +15,7 @@ from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.policies import DynamicScale
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.torch.kernels import on
+from gradscale.torch.kernels.launching import launched
 from gradscale.torch.ledger import KEPT, RING, ROW, Ledger
 
 if TYPE_CHECKING:
@@ -49,34 +50,36 @@ def settle_(
         growth_interval, period = policy.growth_interval, policy.period
     device = state.scale.device
     with on(device):
-        _settle[(1,)](
-            state.scale,
-            state.finite_steps if isinstance(state, ScaleState) else ledger.debt,
-            ledger.debt,
-            ledger.kept,
-            ledger.ring,
-            ledger.total.row,
-            ledger.total.tally,
-            part.account.row,
-            part.account.tally,
-            part.scale,
-            part.skip,
-            part.found,
-            ledger.zero if part.norm_found is None else part.norm_found,
-            ledger.zero if part.amax is None else part.amax,
-            ledger.unasked if part.norm is None else part.norm,
-            float(part.stepped),
-            growth_factor,
-            backoff_factor,
-            policy.min_scale,
-            policy.max_scale,
-            growth_interval,
-            period,
+        _settle(
+            1,
+            (
+                state.scale,
+                state.finite_steps if isinstance(state, ScaleState) else ledger.debt,
+                ledger.debt,
+                ledger.kept,
+                ledger.ring,
+                ledger.total.row,
+                ledger.total.tally,
+                part.account.row,
+                part.account.tally,
+                part.scale,
+                part.skip,
+                part.found,
+                ledger.zero if part.norm_found is None else part.norm_found,
+                ledger.zero if part.amax is None else part.amax,
+                ledger.unasked if part.norm is None else part.norm,
+            ),
+            (
+                float(part.stepped),
+                float(growth_factor),
+                float(backoff_factor),
+                float(policy.min_scale),
+                float(policy.max_scale),
+                growth_interval,
+                period,
+            ),
             MOVES=moves,
             HOLD=hold_on_bad_loss,
-            num_warps=WARPS,
-            # Each product is rounded, as by the rule; Triton's default is in flux.
-            enable_fp_fusion=False,
         )
 
 
@@ -100,9 +103,8 @@ _FLOOR_STEPS = tl.constexpr(KEPT.index("floor_steps"))
 _REFUSED = tl.constexpr(KEPT.index("refused"))
 
 
-# No argument is specialised: a launch never compiles for a value, such as an interval
-# of 1, or for where a scalar lies in memory.
-@triton.jit(do_not_specialize=list(range(22)))
+# Each product is rounded, as by the rule; Triton's default is in flux.
+@launched(num_warps=WARPS, enable_fp_fusion=False)
 def _settle(
     scale_ptr,
     steps_ptr,

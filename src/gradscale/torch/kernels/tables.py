@@ -97,6 +97,26 @@ def _new_slot(size: int) -> tuple[Tensor, torch.cuda.Event]:
     return slot, torch.cuda.Event()
 
 
+class _Head(NamedTuple):
+    """The rows before the addresses.
+
+    Attributes:
+        numels: Whose they are.
+        cells: The rows, one after the other.
+        chunks: How many chunks there are.
+    """
+
+    numels: Sequence[int]
+    cells: array
+    chunks: int
+
+
+def _head_of(numels: Sequence[int], chunk: int) -> _Head:
+    firsts = [0, *accumulate(-(-numel // chunk) for numel in numels)]
+    chunks = firsts.pop()
+    return _Head(numels, array("q", [*numels, *firsts]), chunks)
+
+
 class TableCache:
     """One table, rebuilt only where an address or a size has changed."""
 
@@ -104,17 +124,18 @@ class TableCache:
         self._device = device
         self._chunk = chunk
         self._staging = Staging(device)
-        self._numels: list[int] = []
-        self._rows: list[list[int]] = []
+        self._numels: Sequence[int] = []
+        self._rows: Sequence[Sequence[int]] = []
+        self._head = _head_of([], chunk)
         self._table: Table | None = None
         self._frozen = False
 
-    def of(self, numels: list[int], rows: list[list[int]]) -> Table:
+    def of(self, numels: Sequence[int], rows: Sequence[Sequence[int]]) -> Table:
         """Return the table of these tensors. No host sync.
 
         Args:
             numels: How many elements each tensor has, at least one.
-            rows: For each list, the addresses of its tensors.
+            rows: For each list, the addresses of its tensors; best as `Numbers`.
         """
         captured = _capturing(self._device)
         table = self._table
@@ -133,17 +154,15 @@ class TableCache:
 
     def _made(
         self,
-        numels: list[int],
-        rows: list[list[int]],
+        numels: Sequence[int],
+        rows: Sequence[Sequence[int]],
         old: Table | None,
         *,
         captured: bool,
     ) -> Table:
-        counts = [-(-numel // self._chunk) for numel in numels]
-        firsts = [0, *accumulate(counts)]
-        chunks = firsts.pop()
-        numbers = array("q", numels)
-        numbers.extend(firsts)
+        if numels != self._head.numels:
+            self._head = _head_of(numels, self._chunk)
+        numbers, chunks = self._head.cells[:], self._head.chunks
         for row in rows:
             numbers.extend(row)
         shape = (ADDRESSES + len(rows), len(numels))
@@ -168,11 +187,6 @@ def fill_owners_(owners: Tensor, cells: Tensor, tensors: int) -> None:
     chunks = torch.arange(owners.numel(), device=owners.device)
     # The last column that begins at or before the chunk.
     owners.copy_(torch.searchsorted(firsts, chunks, right=True) - 1)
-
-
-def addresses(tensors: Sequence[Tensor]) -> list[int]:
-    """Return where the tensors begin."""
-    return list(map(Tensor.data_ptr, tensors))
 
 
 def _capturing(device: torch.device) -> bool:

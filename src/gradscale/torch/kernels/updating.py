@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from gradscale.torch import looks
 from gradscale.torch.kernels import Kernels, fall_back, on, on_host, reference, usable
 from gradscale.torch.kernels.lists import (
     AdamHow,
@@ -163,12 +164,12 @@ def _note_writes(
     lists: AdamLists | MomentumLists, handed: Handed, rest: list[int]
 ) -> None:
     """Tell autograd of the writes that it has not seen."""
-    written: list[Tensor] = list(lists.params)
+    written = lists.params
     if handed.write_back and handed.grad_scale is not None:
-        written += lists.grads
+        written = lists.params + lists.grads
     if rest:
         left_out = {id(lists.params[i]) for i in rest} | {
             id(lists.grads[i]) for i in rest
         }
         written = [tensor for tensor in written if id(tensor) not in left_out]
-    torch.autograd.graph.increment_version(written)
+    looks.note_writes(written)

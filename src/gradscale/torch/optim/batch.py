@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradscale.torch import looks
 from gradscale.torch.kernels.lists import Seen
 from gradscale.torch.kernels.updating import Plans
 from gradscale.torch.optim.entries import MASTER
 
 _DTYPE, _LAYOUT = attrgetter("dtype"), attrgetter("layout")
-_VERSION = attrgetter("_version")
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 
 Mark = tuple[int | None, int | None]
@@ -100,8 +100,8 @@ class Batch:
         """
         if MASTER not in self.columns:
             return
-        versions = list(map(_VERSION, self.owners))
-        addresses = list(map(Tensor.data_ptr, self.params))
+        versions = looks.versions(self.owners)
+        addresses = looks.addresses(self.params)
         if versions == self._versions and addresses == self._addresses:
             return
         now = zip(versions, addresses, strict=True)
@@ -119,7 +119,7 @@ class Batch:
             # Autograd has seen a write to the local tensor, not to the whole.
             torch.autograd.graph.increment_version(self.owners)
         if MASTER in self.columns:
-            self._versions = list(map(_VERSION, self.owners))
+            self._versions = looks.versions(self.owners)
 
     def marks(self) -> dict[int, Mark]:
         """Return version and address of each parameter after the last own write."""

@@ -1,13 +1,14 @@
 """The lists of an optimizer, kept from step to step for as long as they hold."""
 
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradscale.errors import GradientError, StateError
+from gradscale.torch import looks
 from gradscale.torch.kernels.lists import Seen
 from gradscale.torch.kernels.updating import Plans
 from gradscale.torch.names import names_of
@@ -23,10 +24,9 @@ from gradscale.torch.optim.entries import (
 )
 
 _GRAD = attrgetter("grad")
-_END = object()
 
 # Group, batch, gradients, and where these begin if a scaler has just looked.
-Walk = list[tuple[dict[str, Any], Batch, list[Tensor], list[int] | None]]
+Walk = list[tuple[dict[str, Any], Batch, list[Tensor], looks.Numbers | None]]
 
 
 class _Held(NamedTuple):
@@ -97,13 +97,7 @@ class Batches:
     def _knows(self, state: Any) -> bool:
         if self._known is None:
             return False
-        params, values = self._known
-        now = chain(chain.from_iterable(map(dict.values, state.values())), (_END,))
-        return (
-            len(params) == len(state)
-            and all(map(is_, state, params))
-            and all(map(is_, now, values))
-        )
+        return looks.same_state(state, *self._known)
 
     def _ready_for(
         self, place: int, params: list[Tensor], entries: tuple[str, ...], part: Seen
@@ -112,8 +106,7 @@ class Batches:
         held = self._held.get(place)
         if held is None or not held.lasting or held.entries != entries:
             return None
-        same = len(held.params) == len(params) and all(map(is_, held.params, params))
-        alone = same and len(held.batches) == 1
+        alone = looks.same(held.params, params) and len(held.batches) == 1
         return held.batches[0] if alone and held.batches[0].is_for(part) else None
 
     def _ready(
@@ -129,8 +122,7 @@ class Batches:
             held is not None
             and held.lasting
             and held.entries == entries
-            and len(held.params) == len(params)
-            and all(map(is_, held.params, params))
+            and looks.same(held.params, params)
             and held.kinds == list(map(type, grads))
         )
         if held is None or not fit:
@@ -218,10 +210,15 @@ def _complete(optimizer: Any, params: list[Tensor], entries: tuple[str, ...]) ->
 def _part_of(seen: Seen, begin: int, params: list[Tensor]) -> Seen | None:
     """Return what was seen of a group; None if a parameter of it was not."""
     end = begin + len(params)
-    part = seen.params[begin:end]
-    if len(part) != len(params) or not all(map(is_, part, params)):
-        return None
-    return Seen(params, seen.grads[begin:end], seen.addresses[begin:end], seen.kind)
+    # The usual optimizer has one group: nothing is cut out.
+    part = seen if len(seen.params) == len(params) else _cut(seen, begin, end)
+    return part if looks.same(part.params, params) else None
+
+
+def _cut(seen: Seen, begin: int, end: int) -> Seen:
+    lists = seen.params, seen.grads
+    params, grads = (one[begin:end] for one in lists)
+    return Seen(params, grads, seen.addresses[begin:end], seen.kind)
 
 
 def _shot_of(state: Any) -> tuple[list[Any], list[Any]] | None:
@@ -229,7 +226,7 @@ def _shot_of(state: Any) -> tuple[list[Any], list[Any]] | None:
     if not all(isinstance(entries, dict) for entries in state.values()):
         return None
     entries = chain.from_iterable(map(dict.values, state.values()))
-    return list(state), [*entries, _END]
+    return list(state), list(entries)
 
 
 def _check(optimizer: Any, param: Tensor, grad: Tensor) -> None:

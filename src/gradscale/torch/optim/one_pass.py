@@ -124,7 +124,11 @@ class OnePass(torch.optim.Optimizer):
 
 
 def _scalar_on(lent: Tensor | None, device: torch.device) -> Tensor | None:
-    return None if lent is None else moved(lent.reshape(()).float(), device)
+    if lent is None:
+        return None
+    if lent.dim() or lent.dtype is not torch.float32:
+        lent = lent.reshape(()).float()
+    return moved(lent, device)
 
 
 def _wrap(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""Looks at thousands of tensors at once: in C++ once that is built, else in Python.
+
+Anybody may exchange a gradient, the memory of a parameter or an entry of the state
+between two steps, so a step looks at every tensor. `plain` says what each look
+answers; looks.cpp answers the same in a tenth of the time.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.looks import building, plain
+from gradscale.torch.looks.building import build, build_soon
+from gradscale.torch.looks.plain import Gathered, Kind, Numbers, numbers
+
+__all__ = [
+    "Gathered",
+    "Numbers",
+    "addresses",
+    "build",
+    "build_soon",
+    "gather",
+    "note_writes",
+    "numbers",
+    "same",
+    "same_state",
+    "untouched",
+    "versions",
+]
+
+
+def _native() -> Any:
+    """Return the module in C++; None where Python must do."""
+    return None if torch.compiler.is_compiling() else building.native
+
+
+def gather(
+    params: list[Tensor],
+    allow_fp16: bool,
+    kind: Kind | None = None,
+    before: Numbers | None = None,
+) -> Gathered | None:
+    """Look as `plain.gather` does."""
+    native = _native()
+    if native is None:
+        return plain.gather(params, allow_fp16, kind, before)
+    found = native.gather(params, allow_fp16, kind, before)
+    return None if found is None else Gathered._make(found)
+
+
+def untouched(params: list[Tensor], tensors: list[Tensor], marks: Numbers) -> bool:
+    """Look as `plain.untouched` does."""
+    native = _native()
+    told = None if native is None else native.untouched(params, tensors, marks)
+    return plain.untouched(params, tensors, marks) if told is None else told
+
+
+def addresses(tensors: list[Tensor]) -> Numbers:
+    """Look as `plain.addresses` does."""
+    native = _native()
+    told = None if native is None else native.addresses(tensors)
+    return plain.addresses(tensors) if told is None else told
+
+
+def versions(tensors: list[Tensor]) -> Numbers:
+    """Look as `plain.versions` does."""
+    native = _native()
+    told = None if native is None else native.versions(tensors)
+    return plain.versions(tensors) if told is None else told
+
+
+def note_writes(tensors: list[Tensor]) -> None:
+    """Write as `plain.note_writes` does."""
+    native = _native()
+    if native is None or native.note_writes(tensors) is None:
+        plain.note_writes(tensors)
+
+
+def same(some: list[Any], others: list[Any]) -> bool:
+    """Look as `plain.same` does."""
+    native = _native()
+    told = None if native is None else native.same(some, others)
+    return plain.same(some, others) if told is None else told
+
+
+def same_state(state: Any, owners: list[Any], values: list[Any]) -> bool:
+    """Look as `plain.same_state` does."""
+    native = _native()
+    told = None if native is None else native.same_state(state, owners, values)
+    return plain.same_state(state, owners, values) if told is None else told

@@ -1,0 +1,143 @@
+"""The looks in Python: what looks.cpp does, pass by pass over whole lists.
+
+Each pass runs at the speed of C: for 4000 tensors, a fifth of the time of one loop that
+asks each for everything.
+"""
+
+from array import array
+from collections.abc import Iterable, MutableSequence
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# An array of type "q": an int64 for each tensor.
+Numbers = MutableSequence[int]
+Kind = tuple[torch.device, torch.dtype]
+
+REAL_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_GRAD, _DTYPE, _VERSION = map(attrgetter, ("grad", "dtype", "_version"))
+_END = object()
+
+
+class Gathered(NamedTuple):
+    """Gradients that are dense, contiguous, of one device and dtype, and apart.
+
+    Attributes:
+        params: The parameters that have one.
+        tensors: float[...] each, at least one.
+        addresses, versions, numels: Of each gradient.
+    """
+
+    params: list[Tensor]
+    tensors: list[Tensor]
+    addresses: Numbers
+    versions: Numbers
+    numels: Numbers
+
+
+def numbers(values: Iterable[int]) -> Numbers:
+    """Return the numbers as an array of type "q"."""
+    # From a list: its length is known.
+    return array("q", list(values))
+
+
+def gather(
+    params: list[Tensor],
+    allow_fp16: bool,
+    kind: Kind | None,
+    before: Numbers | None,
+) -> Gathered | None:
+    """Return the gradients if all are ordinary; else None.
+
+    Args:
+        params: Perhaps some without a gradient.
+        allow_fp16: Take f16 for ordinary.
+        kind: Device and dtype of gradients that were found to be apart, if there were
+            any.
+        before: The addresses of those: gradients that lie there are apart as well.
+    """
+    if not set(map(type, params)) <= {Tensor, torch.nn.Parameter}:
+        return None
+    tensors = list(map(_GRAD, params))
+    kinds = set(map(type, tensors))
+    if kinds != {Tensor}:
+        if kinds != {Tensor, type(None)}:
+            return None
+        params = [
+            p for p, grad in zip(params, tensors, strict=True) if grad is not None
+        ]
+        tensors = list(map(_GRAD, params))
+    dtypes = set(map(_DTYPE, tensors))
+    accepted = REAL_DTYPES if allow_fp16 else REAL_DTYPES - {torch.float16}
+    if len(dtypes) > 1 or not dtypes <= accepted:
+        return None
+    try:
+        begins = addresses(tensors)
+        contiguous = all(map(Tensor.is_contiguous, tensors))
+    except RuntimeError:
+        # A sparse tensor has neither.
+        return None
+    # An address tells the device as well.
+    known = begins == before and kind == (tensors[0].device, tensors[0].dtype)
+    if not contiguous or not (known or _seem_apart(tensors, begins)):
+        return None
+    numels = numbers(map(Tensor.numel, tensors))
+    return Gathered(params, tensors, begins, versions(tensors), numels)
+
+
+def _seem_apart(tensors: list[Tensor], begins: Numbers) -> bool:
+    """Return whether each has memory of its own, all on one device.
+
+    An empty one has no address.
+    """
+    if len(set(map(Tensor.get_device, tensors))) > 1:
+        return False
+    distinct = len(set(begins)) == len(begins) and 0 not in begins
+    return distinct and not any(map(Tensor._is_view, tensors))
+
+
+def untouched(params: list[Tensor], tensors: list[Tensor], marks: Numbers) -> bool:
+    """Return whether the gradients are these very tensors, in these versions."""
+    now = list(map(_GRAD, params))
+    if len(now) != len(tensors):
+        now = [grad for grad in now if grad is not None]
+    return same(now, tensors) and versions(tensors) == marks
+
+
+def addresses(tensors: list[Tensor]) -> Numbers:
+    """Return where the tensors begin."""
+    return numbers(map(Tensor.data_ptr, tensors))
+
+
+def versions(tensors: list[Tensor]) -> Numbers:
+    """Return how often autograd has seen a write to each."""
+    return numbers(map(_VERSION, tensors))
+
+
+def note_writes(tensors: list[Tensor]) -> None:
+    """Tell autograd of a write to each that it has not seen."""
+    torch.autograd.graph.increment_version(tensors)
+
+
+def same(some: list[Any], others: list[Any]) -> bool:
+    """Return whether both lists hold the very same objects."""
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def same_state(state: Any, owners: list[Any], values: list[Any]) -> bool:
+    """Return whether an optimizer's state has these owners, and these values in all.
+
+    Args:
+        state: A dict of entries for each owner.
+        owners: Its keys.
+        values: The values of all entries, one after the other.
+    """
+    entries = chain.from_iterable(map(dict.values, state.values()))
+    return (
+        len(owners) == len(state)
+        and all(map(is_, state, owners))
+        and all(map(is_, chain(entries, (_END,)), chain(values, (_END,))))
+    )

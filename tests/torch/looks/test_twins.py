@@ -1,0 +1,374 @@
+"""The looks in C++ answer what those in Python answer."""
+
+import gc
+import sys
+from array import array
+from collections import OrderedDict, defaultdict
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gradscale.torch import looks
+from gradscale.torch.looks import building, plain
+from tests.torch.training import sparse
+
+# The library is made once and has no state.
+TWINS = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+class Special(Tensor):
+    """A subclass, of which nothing is known."""
+
+
+def holding(grad, *, kind=torch.nn.Parameter):
+    """Return a parameter with this gradient, or with none."""
+    like = torch.zeros(3) if grad is None else grad
+    data = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+    param = kind(data) if kind is not Tensor else data.requires_grad_()
+    param.grad = grad
+    return param
+
+
+BUFFER = torch.zeros(64)
+SHARED = torch.ones(3)
+PARAMS = {
+    "none": lambda: holding(None),
+    "none of a tensor": lambda: holding(None, kind=Tensor),
+    "dense": lambda: holding(torch.ones(3)),
+    "another": lambda: holding(torch.ones(2, 5)),
+    "scalar": lambda: holding(torch.ones(())),
+    "of a tensor": lambda: holding(torch.ones(3), kind=Tensor),
+    "written": lambda: holding(torch.ones(3).mul_(2.0).add_(1.0)),
+    "f16": lambda: holding(torch.ones(3, dtype=torch.float16)),
+    "bf16": lambda: holding(torch.ones(3, dtype=torch.bfloat16)),
+    "f64": lambda: holding(torch.ones(3, dtype=torch.float64)),
+    "complex": lambda: holding(torch.ones(3, dtype=torch.complex64)),
+    "empty": lambda: holding(torch.ones(0)),
+    "view": lambda: holding(BUFFER[:7]),
+    "another view": lambda: holding(BUFFER[8:16]),
+    "shared": lambda: holding(SHARED),
+    "across": lambda: holding(torch.ones(2, 3).t()),
+    "by columns": lambda: holding(torch.empty_strided((2, 3), (1, 2)).fill_(1.0)),
+    "sparse": lambda: holding(sparse([1], [1.0], 3)),
+    "meta": lambda: holding(torch.ones(3, device="meta")),
+    "subclass": lambda: holding(torch.ones(3).as_subclass(Special)),
+    "of a subclass": lambda: torch.zeros(3).as_subclass(Special).requires_grad_(),
+    "a parameter": lambda: holding(torch.nn.Parameter(torch.ones(3))),
+    "copied on write": lambda: holding(torch._lazy_clone(torch.ones(3))),
+}
+ORDINARY = ["none", "none of a tensor", "dense", "another", "scalar", "of a tensor"]
+ORDINARY += ["written", "copied on write"]
+MIXES = st.one_of(
+    st.lists(st.sampled_from(list(PARAMS)), max_size=5),
+    st.lists(st.sampled_from([*ORDINARY, "view", "another view"]), max_size=200),
+    st.lists(st.sampled_from(ORDINARY), max_size=200),
+)
+
+
+def alike(one, other):
+    """Return whether two answers of `gather` are the same."""
+    if one is None or other is None:
+        return one is other
+    lists = [(one[i], other[i]) for i in (0, 1)]
+    return all(plain.same(*pair) for pair in lists) and one[2:] == other[2:]
+
+
+# --- gather ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PARAMS)
+@pytest.mark.parametrize("allow_fp16", [False, True])
+def test_one_gradient_is_gathered_alike(looks_in_cpp, name, allow_fp16):
+    params = [PARAMS[name]()]
+    told = looks_in_cpp.gather(params, allow_fp16, None, None)
+    assert alike(told, plain.gather(params, allow_fp16, None, None))
+
+
+@given(mix=MIXES, allow_fp16=st.booleans())
+@TWINS
+def test_a_mix_is_gathered_alike(looks_in_cpp, mix, allow_fp16):
+    params = [PARAMS[name]() for name in mix]
+    told = looks_in_cpp.gather(params, allow_fp16, None, None)
+    assert alike(told, plain.gather(params, allow_fp16, None, None))
+
+
+@given(mix=st.lists(st.sampled_from(["view", "shared", "dense", "bf16"]), min_size=1))
+@TWINS
+def test_what_lies_where_it_lay_is_gathered_alike(looks_in_cpp, mix):
+    params = [PARAMS[name]() for name in mix]
+    grads = [param.grad for param in params]
+    for kind in [(grads[0].device, grads[0].dtype), (grads[0].device, torch.float64)]:
+        for before in [plain.addresses(grads), plain.addresses(grads[1:]), None]:
+            asked = params, False, kind, before
+            assert alike(looks_in_cpp.gather(*asked), plain.gather(*asked))
+
+
+def test_slices_that_lay_there_before_are_ordinary(looks_in_cpp):
+    params = [PARAMS["view"](), PARAMS["another view"]()]
+    before = plain.addresses([param.grad for param in params])
+    kind = torch.device("cpu"), torch.float32
+    assert looks_in_cpp.gather(params, False, None, None) is None
+    assert looks_in_cpp.gather(params, False, kind, before) is not None
+
+
+def test_gradients_that_only_autograd_has_seen_are_gathered_alike(looks_in_cpp):
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(100)]
+    torch.stack([param.sum() for param in params[1:]]).sum().backward()
+    told = looks_in_cpp.gather(params, False, None, None)
+    assert len(told[1]) == 99
+    assert alike(told, plain.gather(params, False, None, None))
+
+
+def test_the_very_list_is_returned_where_all_have_a_gradient(looks_in_cpp):
+    params = [PARAMS["dense"](), PARAMS["dense"]()]
+    assert looks_in_cpp.gather(params, False, None, None)[0] is params
+
+
+def test_an_untracked_gradient_raises_as_in_python(looks_in_cpp):
+    with torch.inference_mode():
+        grad = torch.ones(3)
+    params = [holding(None)]
+    params[0].grad = grad
+    with pytest.raises(RuntimeError, match="version counter"):
+        plain.gather(params, False, None, None)
+    with pytest.raises(RuntimeError, match="version counter"):
+        looks_in_cpp.gather(params, False, None, None)
+
+
+def test_a_tensor_that_is_no_leaf_warns_as_in_python(looks_in_cpp):
+    params = [holding(torch.ones(3)), holding(torch.ones(3)) * 2.0]
+    with pytest.warns(UserWarning, match="not a leaf"):
+        by_python = plain.gather(params, False, None, None)
+    with pytest.warns(UserWarning, match="not a leaf"):
+        told = looks_in_cpp.gather(params, False, None, None)
+    assert alike(told, by_python)
+
+
+@pytest.mark.parametrize("wrong", [[None], [1, 2], ["text"], [[torch.ones(3)]]])
+def test_what_is_no_tensor_is_not_ordinary(looks_in_cpp, wrong):
+    assert looks_in_cpp.gather(wrong, False, None, None) is None
+
+
+# --- untouched ------------------------------------------------------------------------
+
+
+def exchange(param):
+    param.grad = torch.ones_like(param.grad)
+
+
+def drop(param):
+    param.grad = None
+
+
+def write(param):
+    param.grad.mul_(2.0)
+
+
+def swap_memory(param):
+    param.grad.data = torch.ones_like(param.grad)
+
+
+def nothing(param):
+    pass
+
+
+DEEDS = [exchange, drop, write, swap_memory, nothing]
+
+
+@given(
+    mix=st.lists(st.sampled_from(ORDINARY), min_size=1, max_size=150),
+    deed=st.sampled_from(DEEDS),
+    place=st.integers(0, 149),
+)
+@TWINS
+def test_what_was_done_to_a_gradient_is_seen_alike(looks_in_cpp, mix, deed, place):
+    params = [PARAMS[name]() for name in mix]
+    with_grad = [param for param in params if param.grad is not None]
+    tensors = [param.grad for param in with_grad]
+    marks = plain.versions(tensors)
+    if with_grad:
+        deed(with_grad[place % len(with_grad)])
+    asked = params, tensors, marks
+    assert looks_in_cpp.untouched(*asked) is plain.untouched(*asked)
+
+
+@pytest.mark.parametrize("deed", [exchange, drop, write])
+@pytest.mark.parametrize("with_none", [False, True])
+def test_a_touched_gradient_is_seen(looks_in_cpp, deed, with_none):
+    params = [PARAMS["dense"]() for _ in range(70)]
+    params += [PARAMS["none"]()] if with_none else []
+    tensors = [param.grad for param in params if param.grad is not None]
+    marks = plain.versions(tensors)
+    assert looks_in_cpp.untouched(params, tensors, marks) is True
+    deed(params[66])
+    assert looks_in_cpp.untouched(params, tensors, marks) is False
+
+
+def test_a_gradient_that_came_is_seen(looks_in_cpp):
+    params = [PARAMS["none"](), PARAMS["dense"](), PARAMS["none"]()]
+    tensors = [params[1].grad]
+    params[2].grad = torch.ones(3)
+    marks = plain.versions(tensors)
+    assert looks_in_cpp.untouched(params, tensors, marks) is False
+
+
+@pytest.mark.parametrize("name", ["subclass", "of a subclass"])
+def test_a_subclass_is_left_to_python(looks_in_cpp, name):
+    params = [PARAMS[name]()]
+    tensors = [param.grad for param in params if param.grad is not None]
+    marks = array("q", [0] * len(tensors))
+    assert looks_in_cpp.untouched(params, tensors, marks) is None
+
+
+# --- numbers of each ------------------------------------------------------------------
+
+
+@given(mix=st.lists(st.sampled_from([*ORDINARY, "view", "across", "empty", "meta"])))
+@TWINS
+def test_addresses_and_versions_are_alike(looks_in_cpp, mix):
+    tensors = [PARAMS[name]() for name in mix]
+    tensors += [param.grad for param in tensors if param.grad is not None]
+    assert looks_in_cpp.addresses(tensors) == plain.addresses(tensors)
+    assert looks_in_cpp.versions(tensors) == plain.versions(tensors)
+
+
+@pytest.mark.parametrize("look", ["addresses", "versions", "note_writes"])
+def test_lists_with_a_subclass_are_left_to_python(looks_in_cpp, look):
+    tensors = [torch.ones(3), torch.ones(3).as_subclass(Special)]
+    assert getattr(looks_in_cpp, look)(tensors) is None
+    assert [tensor._version for tensor in tensors] == [0, 0]
+
+
+def test_an_address_that_cannot_be_had_raises_as_in_python(looks_in_cpp):
+    tensors = [sparse([1], [1.0], 3)]
+    with pytest.raises(RuntimeError) as by_python:
+        plain.addresses(tensors)
+    with pytest.raises(RuntimeError) as told:
+        looks_in_cpp.addresses(tensors)
+    assert type(told.value) is type(by_python.value)
+
+
+def test_memory_that_is_copied_on_write_is_copied(looks_in_cpp):
+    source = torch.ones(3)
+    lazy = torch._lazy_clone(source)
+    assert list(looks_in_cpp.addresses([lazy])) != [source.data_ptr()]
+
+
+def test_writes_are_noted_alike(looks_in_cpp):
+    with torch.inference_mode():
+        untracked = torch.ones(3)
+    ours, theirs = [torch.ones(3), BUFFER[:2]], [torch.ones(3), torch.ones(2)]
+    before = plain.versions(ours)
+    looks_in_cpp.note_writes([*ours, untracked])
+    plain.note_writes([*theirs, untracked])
+    steps = [b - a for a, b in zip(before, plain.versions(ours), strict=True)]
+    assert steps == list(plain.versions(theirs)) == [1, 1]
+
+
+# --- identity -------------------------------------------------------------------------
+
+
+OBJECTS = [torch.ones(2) for _ in range(3)]
+SOME = st.lists(st.sampled_from(OBJECTS), max_size=3)
+
+
+@given(some=SOME, others=SOME)
+@TWINS
+def test_lists_are_compared_alike(looks_in_cpp, some, others):
+    assert looks_in_cpp.same(some, others) is plain.same(some, others)
+
+
+ENTRIES = st.dictionaries(st.sampled_from("abc"), st.sampled_from(OBJECTS), max_size=2)
+STATES = st.lists(ENTRIES, max_size=3)
+
+
+@given(entries=STATES, others=STATES, kind=st.sampled_from([dict, defaultdict]))
+@TWINS
+def test_states_are_compared_alike(looks_in_cpp, entries, others, kind):
+    owners = [torch.ones(1) for _ in entries]
+    state = kind()
+    state.update(zip(owners, entries, strict=True))
+    for keys in (owners, owners[::-1], owners[1:]):
+        for held in (entries, others):
+            asked = state, keys, [value for one in held for value in one.values()]
+            assert looks_in_cpp.same_state(*asked) is plain.same_state(*asked)
+
+
+@pytest.mark.parametrize("state", [OrderedDict(), {1: ()}, None])
+def test_a_state_of_another_kind_is_left_to_python(looks_in_cpp, state):
+    assert looks_in_cpp.same_state(state, [1], []) is None
+
+
+# --- references -----------------------------------------------------------------------
+
+
+def test_no_look_keeps_or_drops_a_reference(looks_in_cpp):
+    params = [PARAMS[name]() for name in ("dense", "none", "another")]
+    grads = [params[0].grad, params[2].grad]
+    views = [PARAMS["view"](), PARAMS["view"]()]
+    state, values = {params[0]: {"a": grads[0]}}, [grads[0]]
+    marks = plain.versions(grads)
+    kind = torch.device("cpu"), torch.float32
+    watched = [*params, *grads, *views, params, grads, state, values, marks, kind]
+    watched += [None, True, array, views[0].grad]
+
+    def look():
+        looks_in_cpp.gather(params, False, kind, marks)
+        looks_in_cpp.gather(views, False, None, None)
+        looks_in_cpp.untouched(params, grads, marks)
+        looks_in_cpp.addresses(params)
+        looks_in_cpp.versions([*params, "no tensor"])
+        looks_in_cpp.same(params, grads)
+        looks_in_cpp.same_state(state, [params[0]], values)
+        looks_in_cpp.note_writes(grads)
+
+    look()
+    gc.collect()
+    before = [sys.getrefcount(thing) for thing in watched]
+    for _ in range(1000):
+        look()
+    after = [sys.getrefcount(thing) for thing in watched]
+    # None, True and array belong to everybody: a leak would show a thousand times.
+    assert max(abs(b - a) for a, b in zip(before, after, strict=True)) < 100
+    assert before[:-4] == after[:-4]
+
+
+def test_what_is_returned_is_given_back(looks_in_cpp):
+    params = [PARAMS["dense"](), PARAMS["none"]()]
+    found = looks_in_cpp.gather(params, False, None, None)
+    grad = params[0].grad
+    kept = sys.getrefcount(grad)
+    del found
+    assert sys.getrefcount(grad) == kept - 1
+
+
+# --- the choice -----------------------------------------------------------------------
+
+
+def test_python_answers_where_cpp_cannot_tell(looks_in_cpp, monkeypatch):
+    monkeypatch.setattr(building, "native", looks_in_cpp)
+    tensors = [torch.ones(3).as_subclass(Special)]
+    assert list(looks.addresses(tensors)) == [tensors[0].data_ptr()]
+    looks.note_writes(tensors)
+    assert list(looks.versions(tensors)) == [1]
+
+
+def test_cpp_answers_once_it_is_there(monkeypatch):
+    class Native:
+        def addresses(self, tensors):
+            return "asked"
+
+    monkeypatch.setattr(building, "native", Native())
+    assert looks.addresses([]) == "asked"
+
+
+def test_tracing_never_asks_cpp(monkeypatch):
+    monkeypatch.setattr(building, "native", object())
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert looks.same([], [])
+    assert looks.gather([], False) is None
