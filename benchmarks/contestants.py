@@ -1,6 +1,7 @@
 """Who takes part: an optimizer, a scaler and the loop around them."""
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -21,6 +22,18 @@ Loop = Callable[[Any, Any, list[Tensor]], None]
 def bare(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
     """Step, and nothing else."""
     optimizer.step()
+
+
+def unscaling(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
+    """Step, and let torch's kernel divide the gradients by 1, as under a scaler."""
+    optimizer.grad_scale, optimizer.found_inf = _numbers(params[0].device)
+    optimizer.step()
+    del optimizer.grad_scale, optimizer.found_inf
+
+
+@cache
+def _numbers(device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.ones((), device=device), torch.zeros((), device=device)
 
 
 def clipped(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
@@ -65,6 +78,7 @@ STEP = {
     TORCH: Contestant("fused", "torch", torchs),
     "torch.amp + foreach": Contestant("foreach", "torch", torchs),
     BARE: Contestant("fused", "", bare),
+    "bare fused, unscaling": Contestant("fused", "", unscaling),
     OWN: Contestant("own", "gradscale", ours),
     FUSED: Contestant("fused", "gradscale", ours),
     "gradscale + foreach": Contestant("foreach", "gradscale", ours),

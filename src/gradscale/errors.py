@@ -4,7 +4,7 @@ GradscaleError
 ├── ConfigError      a setting or an argument that can never work
 ├── OrderError       a call at a moment when it cannot be right
 ├── GradientError    a gradient that cannot be read or unscaled
-├── StateError       a checkpoint that cannot be loaded
+├── StateError       a checkpoint or a run file that cannot be gone on with
 └── ScaleCollapsed   the scale is at its floor and gradients are still not finite
 
 Each also derives from the built-ins that the replaced scaler raises for the same
@@ -61,7 +61,7 @@ class GradientError(GradscaleError, ValueError):
 
 
 class StateError(GradscaleError, RuntimeError, ValueError, KeyError):
-    """A checkpoint that cannot be loaded; nothing was changed."""
+    """A checkpoint or a run file that cannot be gone on with; it was not changed."""
 
 
 class ScaleCollapsed(GradscaleError, FloatingPointError):

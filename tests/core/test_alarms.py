@@ -1,6 +1,7 @@
 """The early warning: before the collapse in lost runs, never in healthy ones."""
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_a_spike_is_announced_when_its_fourth_overflow_is_over():
 def test_a_fall_is_announced_again_at_twice_the_depth_only():
     falls = [alarm.bits for alarm in alarms_of(histories.opt_175b())]
     assert len(falls) == 3
-    assert all(later >= 1.9 * before for before, later in zip(falls, falls[1:]))
+    assert all(later >= 1.9 * before for before, later in pairwise(falls))
 
 
 def test_an_alarm_says_since_when_by_how_much_and_from_where():

@@ -69,6 +69,11 @@ def test_a_run_that_fits_from_the_start_says_nothing():
     assert findings_of(dynamic([17.0] * 5000, init=16)) == []
 
 
+def test_a_fixed_scale_is_not_called_calibrated():
+    early = BAD._replace(calibrated=False)
+    assert findings_of(renumbered([early, *[GOOD] * 100])) == []
+
+
 def test_a_resumed_run_has_no_start_to_speak_of():
     assert findings_of(dynamic([14.5] * 100, init=16, first=5000)) == []
 
@@ -136,7 +141,7 @@ def test_a_search_for_the_first_scale_may_meet_nan_all_the_way_down_to_2():
 
 
 def test_a_search_for_the_first_scale_may_meet_infinity_below_1():
-    assert codes(findings_of(dynamic([-7.0] * 100, init=16))) == ("GS001",)
+    assert codes(findings_of(dynamic([-8.0] * 100, init=16))) == ("GS001",)
 
 
 def test_a_search_that_meets_infinity_far_below_1_is_hopeless():

@@ -9,7 +9,7 @@ import math
 import string
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from gradscale import StepRecord
@@ -39,9 +39,31 @@ KINDS = st.fixed_dictionaries(
         "loss": st.sampled_from([None, 0.0, 1.0, 9.0, -1.0, math.inf, math.nan]),
         "lost": st.sampled_from([None, 0.0, 0.3]),
         "culprits": st.sampled_from([(), ("a",), ("a", "b"), ("a", "b", "c")]),
-        "length": st.sampled_from([1, 2, 8, 12, 30, 120, 300]),
+        "length": st.sampled_from([1, 2, 8, 12, 30, 120]),
     }
 )
+
+
+def stretch(kind, first):
+    """Return steps of one kind, each with its culprits."""
+    # None means the flag's rarer value.
+    flags = {
+        name: not USUALLY.get(name, True) if value is None else value
+        for name, value in kind["fields"].items()
+    }
+    same = {name: kind[name] for name in ("floor_steps", "amax", "grad_norm", "loss")}
+    logs = (kind["exponent"] + kind["move"] * step for step in range(kind["length"]))
+    records = (
+        StepRecord(
+            step=first + index,
+            scale=2.0 ** max(-140, min(127, log)),
+            lost=kind["lost"],
+            **same,
+            **flags,
+        )
+        for index, log in enumerate(logs)
+    )
+    return [(record, kind["culprits"]) for record in records]
 
 
 @st.composite
@@ -49,24 +71,7 @@ def runs(draw):
     """Draw a run: records in order, each with its culprits."""
     run = []
     for kind in draw(st.lists(KINDS, min_size=1, max_size=6)):
-        for index in range(kind["length"]):
-            # None means the flag's rarer value.
-            flags = {
-                name: not USUALLY.get(name, True) if value is None else value
-                for name, value in kind["fields"].items()
-            }
-            log = max(-140, min(127, kind["exponent"] + kind["move"] * index))
-            record = StepRecord(
-                step=len(run) + 1,
-                scale=2.0**log,
-                floor_steps=kind["floor_steps"],
-                amax=kind["amax"],
-                grad_norm=kind["grad_norm"],
-                loss=kind["loss"],
-                lost=kind["lost"],
-                **flags,
-            )
-            run.append((record, kind["culprits"]))
+        run += stretch(kind, first=len(run) + 1)
     return run
 
 
@@ -80,7 +85,6 @@ def leaves(value):
     return [value]
 
 
-@settings(max_examples=150)
 @given(runs())
 def test_every_run_is_judged_and_the_state_is_as_large_as_before(run):
     judge = Judge(tensors=3)
@@ -92,7 +96,6 @@ def test_every_run_is_judged_and_the_state_is_as_large_as_before(run):
     assert {type(leaf) for leaf in after} <= {int, float, bool, str}
 
 
-@settings(max_examples=100)
 @given(runs(), st.data())
 def test_a_run_stopped_anywhere_and_resumed_is_judged_the_same(run, data):
     whole = Judge(tensors=3)
@@ -106,29 +109,24 @@ def test_a_run_stopped_anywhere_and_resumed_is_judged_the_same(run, data):
     assert second.end() == whole.end()
 
 
-@settings(max_examples=100)
 @given(runs())
 def test_the_same_run_is_judged_the_same(run):
     assert judged(run, Judge()) == judged(run, Judge())
 
 
-@settings(max_examples=100)
-@given(runs())
-def test_lines_are_few_however_many_steps_are_skipped(run):
-    lines = sum(len(judgement.findings) for judgement in judged(run, Judge()))
-    stretches = 1 + sum(
-        one[0]._replace(step=0) != two[0]._replace(step=0)
-        and abs(math.log2(one[0].scale / two[0].scale)) > 1
-        for one, two in zip(run, run[1:], strict=False)
-    )
-    assert lines <= 5 * (stretches + 6) + len(run) // 50
+@given(KINDS)
+def test_lines_are_few_however_many_steps_are_skipped(kind):
+    run = stretch({**kind, "length": 300}, first=1)
+    assert sum(len(judgement.findings) for judgement in judged(run, Judge())) <= 8
 
 
 def contradictions(finding, record):
     """Return what a finding claims that its evidence, or its step, does not bear."""
     seen, advice = finding.evidence, " ".join(finding.advice)
     bearing = {
-        "a loss that is finite": finding.code != "GS203" or seen["steps"] > 0,
+        "a loss that is finite": (
+            finding.code != "GS203" or record.loss_finite == seen["over"]
+        ),
         "gradients under a bad loss": finding.code != "GS208" or seen["loss_finite"],
         "too few bits": finding.code != "GS208" or seen["bits"] >= 8,
         "a scale above its floor": (
@@ -160,7 +158,6 @@ def contradictions(finding, record):
     return [claim for claim, holds in bearing.items() if not holds]
 
 
-@settings(max_examples=250)
 @given(runs())
 def test_no_finding_contradicts_its_evidence(run):
     judge = Judge(tensors=3)
@@ -170,7 +167,6 @@ def test_no_finding_contradicts_its_evidence(run):
             json.dumps(finding.as_dict(), allow_nan=False)
 
 
-@settings(max_examples=100)
 @given(runs())
 def test_a_step_that_is_not_finite_throughout_is_never_ok(run):
     for (record, _), judgement in zip(run, judged(run, Judge()), strict=True):

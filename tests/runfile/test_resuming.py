@@ -43,6 +43,17 @@ def test_a_step_back_in_the_same_process_does_the_same(tmp_path):
         assert [(row.step, row.scale) for row in run.steps()] == [(1, 8.0), (2, 4.0)]
 
 
+def test_the_last_step_taken_again_takes_its_details_with_it(tmp_path):
+    file = tmp_path / "run.gs"
+    record(file, range(1, 4), 8.0)
+    with RunWriter(file, resume=True) as writer:
+        writer.step(3, 4.0, True, "GS000")
+    with open_run(file) as run:
+        assert [row.scale for row in run.steps()] == [8.0, 8.0, 4.0]
+        assert run.peak_steps() == run.sampled_steps() == [1, 2]
+        assert [event.step for event in run.events()] == [1, 2]
+
+
 def test_events_without_a_step_stay(tmp_path):
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.step(1, 8.0, True, "GS000")

@@ -151,13 +151,14 @@ def test_a_value_that_sqlite_cannot_keep_stops_the_record(tmp_path):
     assert steps_of(tmp_path / "run.gs") == [1]
 
 
-def test_a_lock_of_another_program_is_waited_for(tmp_path, monkeypatch):
+@pytest.mark.parametrize("journal", ["wal", "truncate"])
+def test_a_lock_of_another_program_is_waited_for(tmp_path, monkeypatch, journal):
     monkeypatch.setattr(thread, "BUSY_SECONDS", 0.05)
-    writer = RunWriter(tmp_path / "run.gs")
+    writer = RunWriter(tmp_path / "run.gs", journal=journal)
     writer.step(1, 65536.0, True, "GS000")
     writer.flush()
     other = sqlite3.connect(tmp_path / "run.gs", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
+    other.execute("BEGIN EXCLUSIVE")
     writer.step(2, 65536.0, True, "GS000")
     assert not writer.flush(timeout=0.5)
     other.execute("COMMIT")

@@ -11,6 +11,8 @@ import textwrap
 import threading
 import time
 import warnings
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -139,6 +141,8 @@ def test_a_closed_run_is_one_file(tmp_path):
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.step(1, 65536.0, True, "GS000")
     assert os.listdir(tmp_path) == ["run.gs"]
+    # 1 in both places: SQLite can read it where it can write nothing; 2 is for a log.
+    assert (tmp_path / "run.gs").read_bytes()[18:20] == b"\1\1"
 
 
 def test_a_run_that_ends_while_a_reader_is_open_is_one_file(tmp_path):
@@ -236,6 +240,36 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path):
         RunWriter(tmp_path / "run.gs")
     assert caught.value.code == "GS305"
     assert (tmp_path / "run.gs").read_bytes() == b"mine"
+
+
+def test_a_file_that_appears_at_the_same_moment_is_not_overwritten(
+    tmp_path, monkeypatch
+):
+    # Two processes find no file, and the other one is faster.
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    RunWriter(tmp_path / "run.gs", meta={"who": "first"}).close()
+    with pytest.raises(StateError, match="GS305"):
+        RunWriter(tmp_path / "run.gs", meta={"who": "second"})
+    monkeypatch.undo()
+    with open_run(tmp_path / "run.gs") as run:
+        assert run.meta["who"] == "first"
+    assert os.listdir(tmp_path) == ["run.gs"]
+
+
+def test_a_file_system_without_links_will_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError))
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 65536.0, True, "GS000")
+    assert steps_of(tmp_path / "run.gs") == [1]
+    assert os.listdir(tmp_path) == ["run.gs"]
+
+
+def test_a_file_that_cannot_be_made_whole_is_not_made(tmp_path, monkeypatch):
+    failing = Mock(side_effect=sqlite3.OperationalError("database or disk is full"))
+    monkeypatch.setattr("gradscale.runfile.creation.make_tables", failing)
+    with pytest.raises(StateError, match=r"disk is full.*GS308"):
+        RunWriter(tmp_path / "run.gs")
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_distance_of_samples_below_one_is_refused(tmp_path):

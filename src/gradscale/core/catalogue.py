@@ -74,6 +74,41 @@ print(scaler.last.verdict)  # ok
         advice=("Nothing.",),
     ),
     Entry(
+        code="GS001",
+        name="calibrated",
+        summary="The scale has found its place",
+        meaning=(
+            "The run started with a scale that was too high, skipped a few steps while "
+            "it came down, and has been finite for ten steps in a row since. The line "
+            "says from where to where, and how many batches it took."
+        ),
+        why=(
+            "It is not. Each halving costs one batch, once. This is the only line that "
+            "a healthy run prints."
+        ),
+        example="""\
+scaler = GradScaler("cuda", init_scale=2.0**32)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+scaler = GradScaler("cuda", init_scale=2.0**10)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Nothing.",
+            "To save the batches, start the next run from the scale at which this one "
+            "arrived: init_scale.",
+        ),
+    ),
+    Entry(
         code="GS002",
         name="calibrating",
         summary="The scale started too high and is coming down",
@@ -717,6 +752,186 @@ for batch in batches:
             "Lower the scale by a factor of 2 to 16, or use DynamicScale.",
             "If it also happens at a scale of 1, the scale is not the cause: see "
             "GS203.",
+        ),
+    ),
+    Entry(
+        code="GS206",
+        name="loss-overflow",
+        summary="The loss was finite and left its dtype when it was scaled",
+        meaning=(
+            "The loss is float16, and loss times scale is above 65504: a loss of 3.5 "
+            "fits at 2^14 and not at 2^15. The product is infinite before backward "
+            "begins, and every gradient with it. The step is skipped and the scale "
+            "backs off."
+        ),
+        why=(
+            "The loss, one number, decides how high the scale may be, where the "
+            "gradients would allow more. Gradients that need the higher scale "
+            "underflow."
+        ),
+        example="""\
+loss = (3.5 + loss_of(batch)).half()
+scaler.scale(loss).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        instead="""\
+loss = 3.5 + loss_of(batch)
+scaler.scale(loss.float()).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        advice=(
+            "Compute the loss in float32: scaler.scale(loss.float()).",
+            "Inside torch.autocast most losses of PyTorch give float32 by themselves; "
+            "look for a half() or to(torch.float16) after them.",
+        ),
+    ),
+    Entry(
+        code="GS207",
+        name="weights-not-finite",
+        summary="A weight is NaN or infinite",
+        meaning=(
+            "A parameter of the model is not finite. Loss and gradients follow it, at "
+            "every scale and for every batch."
+        ),
+        why=(
+            "Nothing that is computed from here on is worth anything, and no scale "
+            "brings the weight back. The scaler skips every step whose gradients are "
+            "not finite, so the weight was written by something else."
+        ),
+        example="""\
+with torch.no_grad():
+    model.weight[0, 0] = float("inf")
+scaler.scale(loss_of(batch)).backward()
+scaler.step(optimizer)
+scaler.update()
+""",
+        advice=(
+            "Load a checkpoint from before the step that the message names.",
+            "Look for optimizer.step() without the scaler, a learning rate that is not "
+            "finite, weights kept in float16, and a first checkpoint that was bad "
+            "already.",
+        ),
+    ),
+    Entry(
+        code="GS208",
+        name="not-finite-at-any-scale",
+        summary="Gradients are not finite however far the scale falls",
+        meaning=(
+            "The loss is finite, the gradients are not, and a scale 2^8 times lower "
+            "(2^10, if there was no NaN) has not changed that, step after step. Before "
+            "any step has fitted, the scale must have come down to 1 as well (2^-8 "
+            "without a NaN)."
+        ),
+        why=(
+            "An overflow that the scale makes goes away when the scale falls. This one "
+            "did not: the backward pass itself gives NaN or infinity. No step will be "
+            "taken until that is mended."
+        ),
+        example="""\
+for batch in batches:
+    optimizer.zero_grad()
+    distance = (model(batch) - model(batch)).square().sum().sqrt()
+    scaler.scale(distance).backward()  # the derivative of a root at 0
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+for batch in batches:
+    optimizer.zero_grad()
+    distance = ((model(batch) - model(batch)).square().sum() + 1e-6).sqrt()
+    scaler.scale(distance).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "NaN: look for a root, a norm, a power or a division at 0 and for masks of "
+            "infinity. Keep the argument away from 0 before the operation.",
+            "Infinity only: run the module of the first culprit under "
+            "torch.autocast(device, enabled=False), or train in bfloat16.",
+            "Few tensors of many: the module of scaler.last.culprits[0]. All of them: "
+            "the loss function or the last layers.",
+        ),
+    ),
+    Entry(
+        code="GS209",
+        name="underflow",
+        summary="The scale is so low that gradients vanish",
+        meaning=(
+            "A fifth of the gradient elements or more, in two samples, were too small "
+            "for float16 at this scale; or for a hundred steps not one gradient was as "
+            "large as 2^-14, the smallest normal float16."
+        ),
+        why=(
+            "What is below 2^-24 is 0 in float16. The steps are taken and look well, "
+            "but most of what the batch says is lost: the loss flattens early."
+        ),
+        example="""\
+scaler = GradScaler("cuda", policy=StaticScale(scale=2.0**-14))
+for batch in 2 * batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+scaler = GradScaler("cuda", policy=StaticScale(scale=2.0**10))
+for batch in 2 * batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "With headroom left, raise the scale to the one that the message names, or "
+            "let DynamicScale find it.",
+            "With no headroom left, the gradients span more than float16 holds: train "
+            "in bfloat16, or keep the layers with the largest gradients in float32.",
+            "If the scale had fallen before, look for what made it fall: GS210, GS201.",
+        ),
+        references=("https://arxiv.org/abs/1710.03740",),
+    ),
+    Entry(
+        code="GS210",
+        name="scale-falling",
+        summary="The scale or the headroom is on its way down",
+        meaning=(
+            "The scale is several backoffs below its mean over the last 5000 steps, "
+            "further than the saw-tooth of growth and backoff has taken it so far; or "
+            "gradients have grown to sixteen times their usual size and float16 is "
+            "nearly full. Said once, and again if the fall is twice as deep."
+        ),
+        why=(
+            "The run is still well, and may stay so. But large runs that were lost had "
+            "this first: GLM-130B tens of steps, BigScience 104B more than a thousand "
+            "steps before the loss rose."
+        ),
+        example="""\
+for step, batch in enumerate(5 * batches):
+    optimizer.zero_grad()
+    growth = 2.0 ** (max(0, step - 220) // 4)
+    scaler.scale(growth * loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+for batch in 5 * batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Keep a checkpoint from before the step at which the fall began.",
+            "Compare the loss and the gradient norm with those of that step. If they "
+            "rise: go back to it with a lower learning rate or a tighter clip.",
+            "If the culprits are few, watch their module or run it in float32.",
+        ),
+        references=(
+            "https://github.com/THUDM/GLM-130B/blob/main/logs/main-log-en.md",
+            "https://github.com/bigscience-workshop/bigscience/blob/master/train/"
+            "tr8-104B-wide/chronicles.md",
         ),
     ),
     Entry(

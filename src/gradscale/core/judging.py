@@ -212,7 +212,8 @@ class Judge:
         if course.finite.length >= SETTLED_AFTER:
             said.told = ""
             said.scaled_now = said.norms_now = False
-            if course.early_skips and not was_settled:
+            moved = record.scale != course.first_scale
+            if course.early_skips and moved and not was_settled:
                 found.append(grounds.calibrated(self._facts(record)))
         enough = course.lost.length >= VANISHED_SAMPLES
         if enough or course.tiny.length >= VANISHED_STEPS:

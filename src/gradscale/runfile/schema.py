@@ -83,8 +83,16 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON; what JSON has no word for becomes its `str`."""
-    return json.dumps(value, default=str)
+    """Return a value as JSON; what JSON has no word for becomes its `str`.
+
+    >>> as_json({"share": 0.5, "kind": {3}}), as_json({(1, 2): 3})
+    ('{"share": 0.5, "kind": "{3}"}', '"{(1, 2): 3}"')
+    """
+    try:
+        return json.dumps(value, default=str)
+    except (TypeError, ValueError):
+        # A key that is no text, or a value that holds itself.
+        return json.dumps(str(value))
 
 
 def steps_in(connection: sqlite3.Connection, table: str) -> list[int]:

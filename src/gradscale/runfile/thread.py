@@ -63,6 +63,7 @@ class Committer:
         self.dropped = 0
         self.details_dropped = 0
         self._told = (0, 0)
+        self._tables: Tables | None = None
         self._wake = threading.Event()
         self._finishing = False
         self._thread = threading.Thread(
@@ -95,18 +96,15 @@ class Committer:
             with self.between:
                 connection = self._connect()
                 self._place = _place(self._path)
-                tables = Tables(connection, self._every)
             while True:
                 finishing = self._finishing
                 pending = pending or self._take()
                 with self.between:
                     self._look_for_file()
-                    if not pending or self._commit(connection, tables, pending):
+                    # False if another connection holds the file: the same rows again.
+                    if not pending or self._commit(connection, pending):
                         _mark(pending)
                         pending = []
-                    else:
-                        # Another connection holds the file: the same rows again.
-                        tables = Tables(connection, self._every)
                 if finishing and pending:
                     raise TimeoutError("another process holds the file")
                 if finishing and not self._queue:
@@ -156,14 +154,14 @@ class Committer:
             raise _Gone("another file was put in its place")
 
     def _commit(
-        self,
-        connection: sqlite3.Connection,
-        tables: Tables,
-        items: list[StepTuple | Detail | Flush],
+        self, connection: sqlite3.Connection, items: list[StepTuple | Detail | Flush]
     ) -> bool:
         """Write items in one transaction; False if the file is locked."""
         try:
             connection.execute("BEGIN IMMEDIATE")
+            tables = self._tables or Tables(connection, self._every)
+            # Until the commit is through, the file is not what it thinks.
+            self._tables = None
             _write(tables, items)
             counts = (self.dropped, self.details_dropped)
             if counts != self._told:
@@ -176,7 +174,7 @@ class Committer:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             return False
-        self._told = counts
+        self._told, self._tables = counts, tables
         self.details += sum(isinstance(item, (Peaks, Samples)) for item in items)
         return True
 

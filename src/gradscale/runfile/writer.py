@@ -52,9 +52,9 @@ class RunWriter:
         meta: What else is to be known of the run, as JSON has it: the policy, say.
         resume: Go on with a file that is there, and make one if not. A step that is
             written again replaces the old one and all after it.
-        rank: Which rank of how many this is. Rank 0 writes; others do nothing,
-        world_size: unless
-        every_rank: is True: then rank 3 writes run.rank3.gs.
+        rank: Which rank this is. Rank 0 writes, the others do nothing.
+        world_size: How many ranks there are.
+        every_rank: The other ranks write too: rank 3 into run.rank3.gs.
         sample_every: The distance of the steps for which `due` is True.
         journal: "wal", or "truncate" for network file systems; "auto" looks.
         backlog: How many rows may wait for the disk before some are dropped.
@@ -172,7 +172,7 @@ class RunWriter:
         self._hand_over_detail(Samples(step, samples))
 
     def set_meta(self, **entries: object) -> None:
-        """Set entries of `meta`."""
+        """Set entries of `meta`; values must not be changed afterwards."""
         self._hand_over(Meta(dict(entries)))
 
     def flush(self, timeout: float = PATIENCE) -> bool:

@@ -89,7 +89,7 @@ def host_may_act() -> bool:
     """Return False while a graph is compiled or captured: it must hold no host work."""
     if torch.compiler.is_compiling():
         return False
-    # Nobody captures before CUDA is initialised; whether it is available takes longer to
-    # find out.
+    # Nobody captures before CUDA is initialised; whether it is available takes longer
+    # to find out.
     there = torch.cuda.is_initialized()
     return not (there and torch.cuda.is_current_stream_capturing())

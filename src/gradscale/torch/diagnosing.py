@@ -53,6 +53,7 @@ def diagnose(
     with untouched(model), _instruments(model, places) as replay:
         with replay:
             losses = _losses(closure())
+            forward_peak = replay.forward_peak
             scaled = [times(loss, _like(scale, loss)) for loss in losses]
         backward = _Backward(model, replay, scaled)
         grads, searched = backward.run(), False
@@ -63,8 +64,14 @@ def diagnose(
         if origin is not None and origin.direction == "backward":
             searched, fits = True, backward.fitting_scale(float(scale))
         # Only the numbers leave: no graph and no tensor is kept.
-        return _diagnosis(replay, origin, births, not loss_births, float(scale))(
-            fits_at=fits, searched=searched
+        return Diagnosis(
+            instrument="replay",
+            scale=float(scale),
+            loss_finite=not loss_births,
+            forward_peak=forward_peak,
+            fits_at=fits,
+            searched=searched,
+            **_fields(origin, births),
         )
 
 
@@ -159,12 +166,12 @@ class _Backward:
 
     def _pre(self, node: Any, grad_outputs: tuple[Tensor | None, ...]) -> None:
         """Give sums of gradients, made between nodes, to the node that takes them."""
-        self._replay.node = None
+        self._replay.paused = True
         for birth in self._replay.births_in(_there(grad_outputs)):
             if not birth.node:
                 birth.operation, birth.node = self._replay.operation_of(node), True
                 birth.tensor = "grad_output"
-        self._replay.node = node
+        self._replay.node, self._replay.paused = node, False
 
     def _post(
         self,
@@ -173,6 +180,7 @@ class _Backward:
         grad_outputs: tuple[Tensor | None, ...],
     ) -> None:
         """Say of what was born in a node which of its results it is."""
+        self._replay.paused = True
         for grad, (following, _) in zip(grad_inputs, node.next_functions, strict=False):
             seen = None if grad is None else measured(grad)
             if grad is None or seen is None or seen.finite:
@@ -184,7 +192,7 @@ class _Backward:
                 own = birth.operation is self._replay.operation_of(node)
                 if birth.tensor == "grad_input" and own and name is not None:
                     birth.tensor = f"gradient of {name}"
-        self._replay.node = None
+        self._replay.node, self._replay.paused = None, False
 
 
 def _losses(returned: Any) -> list[Tensor]:
@@ -242,41 +250,27 @@ def _is_constant(birth: Birth) -> bool:
     return birth.given and birth.tensor == "output"
 
 
-def _diagnosis(
-    replay: Replay,
-    origin: Birth | None,
-    births: list[Birth],
-    loss_finite: bool,
-    scale: float,
-) -> Callable[..., Diagnosis]:
-    base = partial(
-        Diagnosis,
-        instrument="replay",
-        scale=scale,
-        loss_finite=loss_finite,
-        forward_peak=replay.forward_peak,
-    )
+def _fields(origin: Birth | None, births: list[Birth]) -> dict[str, Any]:
     if origin is None:
-        return partial(base, found=False)
+        return {"found": False}
     operation = origin.operation
     seen = origin.seen
-    return partial(
-        base,
-        found=True,
-        direction=origin.direction,
-        module=operation.place.name,
-        module_class=operation.place.kind,
-        operation=operation.name,
-        tensor=origin.tensor,
-        kind=origin.kind,
-        count=seen.nan if origin.kind == "nan" else seen.inf,
-        elements=seen.elements,
-        dtype=str(origin.dtype).removeprefix("torch."),
-        peak=origin.peak,
-        line=operation.line,
-        context=_context(origin, births),
-        pattern=None if origin.given else recognise(origin.evidence()),
-    )
+    return {
+        "found": True,
+        "direction": origin.direction,
+        "module": operation.place.name,
+        "module_class": operation.place.kind,
+        "operation": operation.name,
+        "tensor": origin.tensor,
+        "kind": origin.kind,
+        "count": seen.nan if origin.kind == "nan" else seen.inf,
+        "elements": seen.elements,
+        "dtype": str(origin.dtype).removeprefix("torch."),
+        "peak": origin.peak,
+        "line": operation.line,
+        "context": _context(origin, births),
+        "pattern": None if origin.given else recognise(origin.evidence()),
+    }
 
 
 def _context(origin: Birth, births: list[Birth]) -> str:

@@ -76,8 +76,8 @@ def finding(
     )
     if bad_losses:
         nan = any(seen[each.sighting].nan for each in bad_losses)
-        event = _first_in_forward(forward, seen, nan)
-        return base(**_in_forward(event, forward, seen, dtypes))
+        first = _first_in_forward(forward, seen, nan)
+        return base(**_in_forward(first, forward, seen, dtypes))
     backward = [each for each in events if each.step >= 0]
     event = _first_bad(backward, seen)
     if event is None:

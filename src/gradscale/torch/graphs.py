@@ -9,14 +9,23 @@ from torch import Tensor
 
 # What may stand between an operation and the weight it uses: views and casts.
 THROUGH = 8
-MOVES = ("TBackward", "ViewBackward", "TransposeBackward", "PermuteBackward")
-MOVES += ("UnsafeViewBackward", "ReshapeAliasBackward", "UnsqueezeBackward")
-MOVES += ("SqueezeBackward", "AliasBackward", "CloneBackward")
+MOVES = (
+    "TBackward",
+    "ViewBackward",
+    "TransposeBackward",
+    "PermuteBackward",
+    "UnsafeViewBackward",
+    "ReshapeAliasBackward",
+    "UnsqueezeBackward",
+    "SqueezeBackward",
+    "AliasBackward",
+    "CloneBackward",
+)
 
 
 def nodes_of(losses: Iterable[Tensor]) -> list[Any]:
     """Return the nodes of the graph behind `losses`, those of leaves left out."""
-    waiting = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    waiting: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
     found: dict[Any, None] = {}
     while waiting:
         node = waiting.pop()

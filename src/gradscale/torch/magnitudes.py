@@ -74,7 +74,9 @@ def sighted(tensor: Tensor) -> Sighting | None:
         return None
     sizes = values.abs()
     counts = torch.stack((sizes.isnan().sum(), sizes.isinf().sum()))
-    peak = sizes.nan_to_num_(nan=0.0, posinf=0.0).amax().clamp_(max=LARGEST_F32)
+    peak = sizes.nan_to_num_(nan=0.0, posinf=0.0).amax()
+    if peak.dtype is torch.float64:
+        peak = peak.clamp_(max=LARGEST_F32)
     return Sighting(counts, peak.float(), tensor.numel(), tensor.dtype)
 
 

@@ -36,6 +36,8 @@ class Replay(TorchDispatchMode):
         self.forward_peak = 0.0
         self.node: Any = None
         self.backward = False
+        # Set while the instruments themselves look at a tensor.
+        self.paused = False
         self._places = places
         self._weights = WrittenWeights(model)
         self._names = {place_of(p): name for name, p in model.named_parameters()}
@@ -51,6 +53,8 @@ class Replay(TorchDispatchMode):
     ) -> Any:
         """Run one operation and look at it."""
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
         if any(_unfolds(kind) for kind in types):
             # A tensor made of others: its own parts are seen one by one.
             return NotImplemented

@@ -63,7 +63,7 @@ def spread_of(params: Sequence[Any], given: Any = None) -> Spread | None:
     alike = {mesh: _alike(mesh) for mesh in {param.device_mesh for param in sharded}}
     group = _group_of({_root_of(mesh) for mesh in alike}) if given is None else given
     inside = torch.distributed.get_process_group_ranks(group)
-    joined = _joined([tile for tiles in alike.values() for tile in tiles])
+    joined = _joined([mesh for meshes in alike.values() for mesh in meshes])
     joined.intersection_update(inside)
     copies = {id(param): float(len(joined)) for param in params}
     counted: dict[Any, float] = {}
@@ -113,7 +113,7 @@ def _root_of(mesh: Any) -> Any:
     """Return the mesh of which this one is a part."""
     find = getattr(mesh, "_get_root_mesh", None)
     if find is None:
-        # Torch up to 2.8 keeps a table of them.
+        # Older versions of torch keep a table of them.
         from torch.distributed import device_mesh
 
         return device_mesh._mesh_resources.get_root_mesh(mesh)

@@ -161,3 +161,15 @@ def _(rank):
     for param in model.parameters():
         param.grad.mul_(0.5)
     return before, scaler.clip_grad_norm_(optimizer, torch.inf).item()
+
+
+@CASES.case("a-write-without-a-trace")
+def _(rank):
+    # Torch's clip of DTensors moves no version: bare parameters are always read.
+    model = sharded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=2.0**10)
+    scaler.scale(model(batch()).square().mean()).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.125)
+    return scaler.clip_grad_norm_(list(model.parameters()), torch.inf).item()

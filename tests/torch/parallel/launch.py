@@ -47,6 +47,7 @@ def seen_by(module, ranks, folder, timeout=280):
     finally:
         for process in running:
             process.kill()
+            process.wait()
     seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
     cases = importlib.import_module(module).CASES
     return {name: [one.get(name) for one in seen] for name in cases}

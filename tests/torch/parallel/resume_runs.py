@@ -86,7 +86,7 @@ class Kind(NamedTuple):
     optimizer: object
     rows: str = "own"
     steps: int = STEPS // 3
-    stops: tuple = tuple(STOPS[2:7:4])
+    stops: tuple = (STOPS[6],)
     one_file: bool = False
 
 

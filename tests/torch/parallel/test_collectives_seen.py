@@ -29,3 +29,9 @@ def test_a_gradient_that_is_refused_on_one_rank_leaves_no_rank_waiting(small):
 def test_a_dtensor_that_was_written_to_is_read_again(small):
     for before, after in all_saw(small, "a-write-in-between"):
         assert after == before / 2
+
+
+def test_bare_parameters_are_read_whatever_was_done_to_them(small):
+    for norm in all_saw(small, "a-write-without-a-trace"):
+        # Torch's coefficient has 1e-6 beside the norm.
+        assert norm == pytest.approx(0.125, rel=1e-5)
