@@ -119,7 +119,10 @@ def new_scaler(kind: str, device: str) -> Any:
     if kind == "torch":
         return torch.amp.GradScaler(device, init_scale=INIT_SCALE)
     kernels: Any = "plain" if kind == "plain" else "auto"
-    return gradscale.torch.GradScaler(device, init_scale=INIT_SCALE, kernels=kernels)
+    scaler = gradscale.torch.GradScaler(device, init_scale=INIT_SCALE, kernels=kernels)
+    # The optimizers are shared and have steps behind them: that is meant.
+    scaler.load_state_dict(scaler.state_dict())
+    return scaler
 
 
 class Optimizers:

@@ -74,6 +74,11 @@ def save(path: Path, state: dict[str, object]) -> None:
     os.replace(unfinished, path)
 
 
+def say(line: str) -> None:
+    """Print a line in one piece, whatever other ranks print meanwhile."""
+    print(f"{line}\n", end="", flush=True)
+
+
 def set_up() -> torch.device:
     """Join the other processes; return the device of this one."""
     if "LOCAL_RANK" not in os.environ:
@@ -115,7 +120,7 @@ def main() -> None:
         scaler.load_state_dict(kept["scaler"])
         begin = kept["step"]
         if rank == 0:
-            print(f"resumed after step {begin}, {scaler.postfix()}", flush=True)
+            say(f"resumed after step {begin}, {scaler.postfix()}")
 
     text = read_text()
     for step in range(begin + 1, asked.steps + 1):
@@ -134,15 +139,10 @@ def main() -> None:
         # Asking waits for the device; a long run asks less often.
         if not scaler.last.applied:
             now = f"2^{math.log2(scaler.get_scale()):g}"
-            print(
-                f"rank {rank}: step {step} skipped, the scale is now {now}", flush=True
-            )
+            say(f"rank {rank}: step {step} skipped, the scale is now {now}")
         if rank == 0 and (step % 10 == 0 or step == asked.steps):
-            print(
-                f"step {step}: loss {loss.item():.2f}, norm {norm.item():.2f}, "
-                f"{scaler.postfix()}",
-                flush=True,
-            )
+            told = f"loss {loss.item():.2f}, norm {norm.item():.2f}"
+            say(f"step {step}: {told}, {scaler.postfix()}")
         if rank == 0 and (step % asked.save_every == 0 or step == asked.steps):
             state = {
                 "step": step,

@@ -128,6 +128,11 @@ def load(folder: Path, model: nn.Module, optimizer: AdamW, scaler: GradScaler) -
     return kept["step"]
 
 
+def say(line: str) -> None:
+    """Print a line in one piece, whatever other ranks print meanwhile."""
+    print(f"{line}\n", end="", flush=True)
+
+
 def set_up() -> torch.device:
     """Join the other processes; return the device of this one."""
     if "LOCAL_RANK" not in os.environ:
@@ -170,7 +175,7 @@ def main() -> None:
     if asked.resume:
         begin = load(asked.checkpoints, model, optimizer, scaler)
         if rank == 0:
-            print(f"resumed after step {begin}, {scaler.postfix()}", flush=True)
+            say(f"resumed after step {begin}, {scaler.postfix()}")
 
     text = read_text()
     for step in range(begin + 1, asked.steps + 1):
@@ -188,15 +193,10 @@ def main() -> None:
         # Asking waits for the device; a long run asks less often.
         if not scaler.last.applied:
             now = f"2^{math.log2(scaler.get_scale()):g}"
-            print(
-                f"rank {rank}: step {step} skipped, the scale is now {now}", flush=True
-            )
+            say(f"rank {rank}: step {step} skipped, the scale is now {now}")
         if rank == 0 and (step % 10 == 0 or step == asked.steps):
-            print(
-                f"step {step}: loss {loss.item():.2f}, norm {norm.item():.2f}, "
-                f"{scaler.postfix()}",
-                flush=True,
-            )
+            told = f"loss {loss.item():.2f}, norm {norm.item():.2f}"
+            say(f"step {step}: {told}, {scaler.postfix()}")
         if step % asked.save_every == 0 or step == asked.steps:
             save(asked.checkpoints, step, kept_of(model, optimizer, scaler))
     dist.destroy_process_group()

@@ -20,6 +20,8 @@ WARM = 200
 # swings so far. Healthy runs with recorded noise swing by up to three.
 FALL = 3.5
 DEEPER = 2.0
+# What is left of a swing after another MEMORY steps: the deepest come rarely.
+FADE = 0.9
 # Bits by which gradients grow, and bits of headroom that are then left.
 RISE = 4.0
 NEAR = 3.0
@@ -138,7 +140,7 @@ class Slope:
                 self.swing = max(self.swing, fall)
         self.steps += 1
         if self.steps % MEMORY == 0:
-            self.normal_swing = max(self.swing, 0.5 * self.normal_swing)
+            self.normal_swing = max(self.swing, FADE * self.normal_swing)
             self.swing = 0.0
         self.usual += (now - self.usual) / min(self.steps, MEMORY)
         return alarm

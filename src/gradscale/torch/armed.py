@@ -42,6 +42,7 @@ class Armed:
     >>> import torch
     >>> layer, armed = nn.Linear(1, 1, bias=False), Armed()
     >>> armed.arm(layer)
+    True
     >>> loss = layer(torch.full((1, 1), float("inf"))).sum()
     >>> armed.watch_loss(loss * 2.0, loss)
     >>> armed.finding(scale=2.0).where
@@ -67,11 +68,16 @@ class Armed:
         """Parameters in the order in which backward came to them, if it was seen."""
         return list(self._order)
 
-    def arm(self, model: nn.Module) -> None:
-        """Turn the instruments on; if they are, go on for another while."""
+    def arm(self, model: nn.Module) -> bool:
+        """Turn the instruments on; if they are, go on for another while.
+
+        Returns:
+            Whether they are on. They stay off for a compiled model, which would be
+            compiled again for the hooks, and without them.
+        """
         self._good = 0
-        if self._places is not None:
-            return
+        if self._places is not None or any(map(_is_compiled, model.modules())):
+            return self.armed
         self._names = {id(param): name for name, param in model.named_parameters()}
         places = Places(model)
         # Inputs are looked at before the module is entered, outputs before it is left.
@@ -81,6 +87,7 @@ class Armed:
         ]
         places.follow()
         self._places = places
+        return True
 
     def disarm(self) -> None:
         """Turn the instruments off and forget everything."""
@@ -233,6 +240,11 @@ def _tensors(outputs: Any) -> list[Any]:
         inside = getattr(each, "__dataclass_fields__", None)
         leaves += [each] if inside is None else tree_leaves(vars(each))
     return leaves
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    wrapped = type(module).__name__ == "OptimizedModule"
+    return wrapped or module._compiled_call_impl is not None
 
 
 def _version(tensor: Tensor) -> int:

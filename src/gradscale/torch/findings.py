@@ -99,15 +99,19 @@ def _first_in_forward(
 ) -> Event:
     """Return the event that the bad loss follows from.
 
-    An infinite input of a module may be a mask. Where the loss is NaN, such inputs
-    count only if nothing else was not finite before the loss.
+    An input in which only -inf is not finite may be masked. Where the loss is NaN,
+    such inputs count only if nothing else was not finite before the loss.
     """
     bad = [each for each in events if not seen[each.sighting].finite]
     if nan_reaches_the_loss:
-        strict = [e for e in bad if seen[e.sighting].nan or e.what != "input"]
-        bad = strict or bad
+        bad = [each for each in bad if not _may_be_masked(each, seen)] or bad
     within = [each for each in bad if each.what in {"input", "output"}]
     return (within or bad)[0]
+
+
+def _may_be_masked(event: Event, seen: list[Magnitude]) -> bool:
+    magnitude = seen[event.sighting]
+    return event.what == "input" and not (magnitude.nan or magnitude.above)
 
 
 def _in_forward(

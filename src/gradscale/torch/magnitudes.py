@@ -17,6 +17,7 @@ class Magnitude(NamedTuple):
         elements: How many there are.
         low: The smallest finite value; 0 if there is none.
         high: The largest finite value; 0 if there is none.
+        above: How many of the infinite ones are positive: masks have none of these.
     """
 
     nan: int
@@ -24,6 +25,7 @@ class Magnitude(NamedTuple):
     elements: int
     low: float
     high: float
+    above: int = 0
 
     @property
     def finite(self) -> bool:
@@ -55,7 +57,7 @@ class Sighting(NamedTuple):
     """What was seen in one tensor, still on its device.
 
     Attributes:
-        counts: i64[2], how many elements are NaN and how many infinite.
+        counts: i64[3], how many elements are NaN, infinite, and infinite above 0.
         peak: f32[], the largest finite magnitude.
         elements: How many there are.
         dtype: Of the tensor.
@@ -73,7 +75,8 @@ def sighted(tensor: Tensor) -> Sighting | None:
     if values is None:
         return None
     sizes = values.abs()
-    counts = torch.stack((sizes.isnan().sum(), sizes.isinf().sum()))
+    kinds = (sizes.isnan(), sizes.isinf(), values.isposinf())
+    counts = torch.stack([kind.sum() for kind in kinds])
     peak = sizes.nan_to_num_(nan=0.0, posinf=0.0).amax()
     if peak.dtype is torch.float64:
         peak = peak.clamp_(max=LARGEST_F32)
@@ -87,8 +90,9 @@ def settled(sightings: list[Sighting]) -> list[Magnitude]:
         places = [i for i, each in enumerate(sightings) if each.peak.device == device]
         counts = torch.stack([sightings[i].counts for i in places]).tolist()
         peaks = torch.stack([sightings[i].peak for i in places]).tolist()
-        for i, (nan, inf), peak in zip(places, counts, peaks, strict=True):
-            found[i] = Magnitude(nan, inf, sightings[i].elements, -peak, peak)
+        for i, (nan, inf, above), peak in zip(places, counts, peaks, strict=True):
+            elements = sightings[i].elements
+            found[i] = Magnitude(nan, inf, elements, -peak, peak, above)
     return [found[i] for i in range(len(sightings))]
 
 

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -142,7 +143,9 @@ def _uncompiled() -> Iterator[None]:
     if "torch._dynamo" not in sys.modules:
         yield
         return
-    with torch.compiler.set_stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        # Said of our hooks, which nothing compiled will meet.
+        warnings.filterwarnings("ignore", message=".*when there are global hooks")
         yield
 
 

@@ -1,6 +1,7 @@
 """What the replay names, for models of many kinds."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradscale.errors import ConfigError
 from gradscale.torch.diagnosing import diagnose
-from tests.torch.culprits.nets import loss_of, poisoned
+from tests.torch.culprits.nets import poisoned
 
 
 class Around(nn.Module):
@@ -212,13 +213,24 @@ def test_a_part_that_is_written_in_place_is_followed():
     assert (found.operation, found.count, found.elements) == ("mul", 2, 2)
 
 
+class Turn(nn.Module):
+    """Multiplies by a complex weight."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0 + 0.0j, weight]))
+
+    def forward(self, x):
+        return (torch.complex(x, x) * self.weight).abs()
+
+
 def test_complex_numbers_are_looked_at():
-    model = Around(lambda x: x, torch.complex64)
-    with torch.no_grad():
-        model.last.weight[0, 0] = complex(0.0, float("nan"))
-    x = torch.ones(2, 2, dtype=torch.complex64)
-    found = diagnose(model, lambda: model(x).abs().sum(), 1.0)
-    assert found.tensor == "parameter last.weight"
+    found = diagnosed(Turn(complex(0.0, float("nan"))), ones(torch.float32))
+    assert (found.tensor, found.count) == ("parameter weight", 1)
+
+
+def test_finite_complex_numbers_are_well():
+    assert not diagnosed(Turn(1.0j), ones(torch.float32)).found
 
 
 def test_tied_weights_go_by_their_first_name():
@@ -230,8 +242,11 @@ def test_tied_weights_go_by_their_first_name():
 
 def test_several_losses_may_be_returned():
     model = Around(lambda x: x)
-    losses = lambda: (model(ones()).float().sum(), {"b": model(ones()).float().sum()})  # noqa: E731
-    assert diagnose(model, losses, 2.0**17).found
+
+    def closure():
+        return model(ones()).float().sum(), {"b": model(ones()).float().sum()}
+
+    assert diagnose(model, closure, 2.0**17).found
 
 
 def test_a_half_loss_is_scaled_in_float32_as_the_scaler_does():
@@ -270,7 +285,6 @@ def test_a_closure_that_returns_no_loss_is_an_error_that_says_what_to_return():
 
 
 def test_a_compiled_model_is_replayed_without_its_compiled_code():
-    pytest.importorskip("torch._dynamo")
     model = Around(lambda x: (x * 300.0) * 300.0)
     compiled = torch.compile(model, backend="eager")
     found = diagnose(compiled, lambda: compiled(ones()).float().sum(), 1.0)
@@ -280,6 +294,5 @@ def test_a_compiled_model_is_replayed_without_its_compiled_code():
 def test_the_diagnosis_is_plain_data():
     found = diagnosed(Around(lambda x: functional.softmax(x, -1).log() * 1e5))
     plain = found.as_dict()
-    assert plain["found"] is True
     assert plain["operation"] == found.operation
-    assert loss_of is not None
+    assert json.loads(json.dumps(plain)) == plain

@@ -44,16 +44,14 @@ def facts(model):
     grads = [p.grad for p in model.parameters()]
     return {
         "tensors": [(id(t), t._version, t.detach().clone()) for t in tensors],
-        "grads": [
-            None if g is None else (id(g), g._version, g.clone()) for g in grads
-        ],
+        "grads": [None if g is None else (id(g), g._version, g.clone()) for g in grads],
         "flags": [m.training for m in model.modules()],
         "hooks": [len(m._forward_hooks) for m in model.modules()],
         "global": len(torch.nn.modules.module._global_forward_hooks)
         + len(torch.nn.modules.module._global_forward_pre_hooks),
         "calls": model.calls,
         "random": random.getstate(),
-        "numpy": numpy.random.get_state()[1].tolist(),
+        "numpy": str(numpy.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
     }
 
