@@ -159,6 +159,14 @@ def test_a_loss_that_is_not_finite_breaks_the_evidence_for_genuine():
     assert codes(findings_of(records)) == ("GS203",)
 
 
+def test_a_scaled_loss_that_overflows_is_no_evidence_for_genuine():
+    fall = [
+        BAD._replace(scale=2.0 ** (16 - bits), scaled_loss_finite=False, nan=True)
+        for bits in range(14)
+    ]
+    assert codes(findings_of(renumbered([GOOD] * 50 + fall))) == ("GS206",)
+
+
 def test_trouble_is_told_once_down_to_the_floor():
     records = dynamic([17.0] * 100 + [-math.inf] * 100)
     assert codes(findings_of(records)) == ("GS208",)

@@ -39,7 +39,7 @@ class Streak:
     last: float = 0.0
 
     def extend(self, record: StepRecord, origin: float = 0.0) -> None:
-        """Add one step."""
+        """Add one step; the first starts from `origin`, or from its own scale."""
         if self.length == 0:
             self.since = record.step
             self.origin = origin or record.scale
@@ -176,8 +176,7 @@ class Course:
             # The cause is not the scale: these steps say nothing about other scales.
             self.bad.end()
         else:
-            fell_from = self.good_scale if self.settled else 0.0
-            self.bad.extend(record, fell_from)
+            self.bad.extend(record, self.good_scale)
 
     def _settle(self, record: StepRecord) -> None:
         if self.settled:

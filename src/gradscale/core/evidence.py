@@ -126,7 +126,9 @@ def division_by_zero(seen: Evidence) -> bool:
 
 def large_mask(seen: Evidence) -> bool:
     """A mask at the end of the range of float16."""
-    numbers = [*seen.constants, *(each.low for each in seen.inputs)]
+    # The sign of a number may be in the operation, as in x - 65504.
+    numbers = [-abs(constant) for constant in seen.constants]
+    numbers += [each.low for each in seen.inputs]
     places = {"add", "sub", "mul", "masked_fill", "where", "rsub", "to_copy", "add_"}
     if seen.operation not in places or not _is_half(seen):
         return False
@@ -143,9 +145,9 @@ def masked_row(seen: Evidence) -> bool:
 
 def half_norm(seen: Evidence) -> bool:
     """A normalisation, or a mean of squares, in float16."""
-    squares = _made_by(seen, {"pow", "mul", "square"}, 1)
+    squares = _made_by(seen, {"pow", "square"}, 1)
     of_squares = seen.operation in {"mean", "sum"} and squares
-    inside = "Norm" in seen.module and seen.operation in {"pow", "mul", "square"}
+    inside = "Norm" in seen.module and seen.operation in {"pow", "square"}
     known = seen.operation in NORMALISATIONS or of_squares or inside
     return known and _is_half(seen) and seen.direction == "forward"
 

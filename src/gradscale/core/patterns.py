@@ -78,7 +78,8 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
             "log_with_tiny_eps",
             "The eps inside the logarithm is below 6e-8 and is 0 in float16: log(0) is "
             "-inf.",
-            "Take the logarithm in float32: torch.log(x.float() + eps).",
+            "Take the logarithm in float32 with an eps of at least 1e-4, whose inverse is "
+            "the largest gradient: torch.log(x.float() + 1e-4).",
         ),
     ),
     (
@@ -87,7 +88,7 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
             "log_at_zero",
             "The logarithm of 0 is -inf and that of a negative number NaN; so is its "
             "gradient.",
-            "Take it in float32 of x.clamp(min=eps), eps at least 1e-7.",
+            "Take it in float32 of x.clamp(min=1e-4): the gradient is the inverse.",
         ),
     ),
     (
@@ -96,7 +97,8 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
             "division_with_tiny_eps",
             "The eps of the divisor is below 6e-8 and is 0 in float16: the division is "
             "by 0.",
-            "Divide in float32, or use an eps of at least 1e-4 in float16.",
+            "Divide in float32 with an eps of at least 1e-3: the gradient grows as its "
+            "inverse squared.",
         ),
     ),
     (

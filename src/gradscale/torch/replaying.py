@@ -65,6 +65,8 @@ class Replay(TorchDispatchMode):
             self._weights.about_to_write(tensor)
         result = func(*args, **kwargs)
         name = plain_name(func._schema.name)
+        if name == "mul" and len(args) > 1 and args[0] is args[1]:
+            name = "square"
         if name not in UNWRITTEN:
             operation = self._operation(func, name, given, before)
             outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]

@@ -59,7 +59,7 @@ def exchange(words: Tensor, group: Any) -> Tensor:
     mine = moved(words, torch.device(_carrier(words.device.type, group)))
     ranks = torch.distributed.get_world_size(group)
     said = mine.new_empty(ranks * WORDS)
-    torch.distributed.all_gather_into_tensor(said, mine, group=group)
+    _all_gather()(said, mine, group=group)
     return moved(said.view(ranks, WORDS), words.device)
 
 
@@ -80,6 +80,12 @@ def agreed_of(said: Tensor, order: float) -> Agreed:
         bad_loss=said[:, BAD_LOSS].amax().float(),
         astray=(apart | (said[:, REFUSES] != 0.0).any()).float(),
     )
+
+
+def _all_gather() -> Any:
+    # Torch 2.13 warns of the name that 2.11 has.
+    newer = getattr(torch.distributed, "all_gather_single", None)
+    return torch.distributed.all_gather_into_tensor if newer is None else newer
 
 
 def _carrier(device: str, group: Any) -> str:

@@ -169,21 +169,29 @@ WAYS = {
 }
 
 
+# Torch 2.11 has the older name alone.
+GATHER = next(
+    name
+    for name in ("all_gather_single", "all_gather_into_tensor")
+    if hasattr(dist, name)
+)
+
+
 class Exchanges:
     """Counts the all-gathers of the scaler while it is entered."""
 
     def __enter__(self):
-        self.count, self._real = 0, dist.all_gather_into_tensor
+        self.count, self._real = 0, getattr(dist, GATHER)
 
         def counted(*args, **kwargs):
             self.count += 1
             return self._real(*args, **kwargs)
 
-        dist.all_gather_into_tensor = counted
+        setattr(dist, GATHER, counted)
         return self
 
     def __exit__(self, *_):
-        dist.all_gather_into_tensor = self._real
+        setattr(dist, GATHER, self._real)
 
 
 def _exchanged(model, optimizer, scaler, clip):
