@@ -143,9 +143,9 @@ def bigscience_104b() -> Iterator[StepRecord]:
 def bigscience_13b() -> Iterator[StepRecord]:
     """BigScience 13B: 65536 -> 8192 -> 4096 within 20 steps of a spike.
 
-    Source: the chronicle of tr1-13B, as quoted with the 104B one. Taken on: the spike
-    comes at step 29,000, seen from 27,000 on; three overflows in a row, and one more
-    ten steps later; the run recovered.
+    Source: the scales from the notes on that run; that it came near step 29,000 and
+    that the run recovered from the chronicle of the 104B one. Taken on: the run is
+    seen from 27,000 on; three overflows in a row, and one more ten steps later.
     """
     first, spike = 27_000, 29_000
     safe = [16.5] * 2_500

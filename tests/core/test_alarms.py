@@ -146,6 +146,29 @@ def test_a_run_that_came_back_may_fall_again():
     assert [alarm.step for alarm in seen] == [1004, 2008]
 
 
+# Ten times in 5000 steps the scale goes down by three and comes back.
+SWINGING = ([16] * 490 + [15, 14, 13, 13, 13, 13, 14, 15, 16, 16]) * 10
+
+
+def test_a_run_that_swings_by_three_backoffs_may_swing_by_four():
+    assert alarms_of(steady(SWINGING + [16] * 490 + [15, 14, 13, 12])) == []
+
+
+def test_a_run_that_swings_is_announced_when_it_falls_twice_as_deep():
+    fall = [16] * 490 + list(range(15, 8, -1))
+    (alarm,) = alarms_of(steady(SWINGING + fall))
+    assert alarm.bits == pytest.approx(7.0, abs=0.1)
+
+
+def test_swings_are_remembered_over_a_calm_stretch():
+    assert alarms_of(steady(SWINGING + [16] * 5000 + [15, 14, 13, 12])) == []
+
+
+def test_swings_of_long_ago_are_forgotten():
+    calm = [16] * 60_000
+    assert len(alarms_of(steady(SWINGING + calm + [15, 14, 13, 12]))) == 1
+
+
 def growing(bits, amax=5.0):
     """Return 300 calm steps, then gradients that double every ten steps."""
     sizes = [amax] * 300 + [amax + step / 10.0 for step in range(10 * bits)]

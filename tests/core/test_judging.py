@@ -164,7 +164,8 @@ def test_a_scaled_loss_that_overflows_is_no_evidence_for_genuine():
         BAD._replace(scale=2.0 ** (16 - bits), scaled_loss_finite=False, nan=True)
         for bits in range(14)
     ]
-    assert codes(findings_of(renumbered([GOOD] * 50 + fall))) == ("GS206",)
+    last = BAD._replace(scale=4.0, nan=True)
+    assert codes(findings_of(renumbered([*[GOOD] * 50, *fall, last]))) == ("GS206",)
 
 
 def test_trouble_is_told_once_down_to_the_floor():
@@ -234,6 +235,11 @@ def test_skips_that_end_are_told_again_when_they_return():
 def test_gradients_that_vanish_are_told_once():
     tiny = GOOD._replace(scale=1.0, amax=2.0**-20)
     assert codes(findings_of(renumbered([tiny] * 1000))) == ("GS209",)
+
+
+def test_gradients_that_vanish_in_rows_broken_by_a_skip_are_not_told():
+    tiny = GOOD._replace(amax=2.0**-20)
+    assert findings_of(renumbered([*[tiny] * 60, BAD, *[tiny] * 60])) == []
 
 
 def test_gradients_that_are_all_zero_are_told_if_the_norm_says_so():

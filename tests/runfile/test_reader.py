@@ -80,6 +80,19 @@ def test_a_reader_that_takes_its_time_does_not_stop_the_writer(
             assert [row.step for row in rows] == list(range(2, 102))
 
 
+@pytest.mark.parametrize("journal", JOURNALS)
+def test_a_reader_that_never_rests_does_not_starve_the_writer(tmp_path, journal):
+    with RunWriter(tmp_path / "run.gs", journal=journal) as writer:
+        with open_run(writer.path) as run:
+            for step in range(1, 4):
+                writer.step(step, 65536.0, True, "GS000")
+                begin = time.monotonic()
+                while run.last_step < step and time.monotonic() - begin < 5.0:
+                    pass
+            assert run.last_step == 3
+        assert writer.recording
+
+
 def test_tail_gives_what_is_new(finished):
     with open_run(finished) as run:
         assert [row.step for row in run.tail(97)] == [98, 99, 100]

@@ -168,6 +168,25 @@ def test_a_lock_of_another_program_is_waited_for(tmp_path, monkeypatch, journal)
     assert steps_of(tmp_path / "run.gs") == [1, 2]
 
 
+def test_a_commit_that_a_reader_holds_up_is_made_again_as_a_whole(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(thread, "BUSY_SECONDS", 0.05)
+    writer = RunWriter(tmp_path / "run.gs", journal="truncate")
+    writer.step(1, 65536.0, True, "GS000")
+    writer.flush()
+    other = sqlite3.connect(tmp_path / "run.gs", isolation_level=None)
+    other.execute("BEGIN")
+    other.execute("SELECT * FROM steps").fetchall()
+    writer.peaks(1, {"a": 1.0})
+    assert not writer.flush(timeout=0.5)
+    other.execute("COMMIT")
+    other.close()
+    writer.close()
+    with open_run(tmp_path / "run.gs") as run:
+        assert run.peaks(1) == {"a": 1.0}
+
+
 def test_a_lock_that_stays_to_the_end_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(thread, "BUSY_SECONDS", 0.05)
     writer = RunWriter(tmp_path / "run.gs")

@@ -19,6 +19,7 @@ import pytest
 import gradscale
 from gradscale import ConfigError, StateError
 from gradscale.runfile import RunWriter, open_run, path_for_rank
+from gradscale.runfile.creation import prepare
 
 
 def steps_of(path):
@@ -77,9 +78,12 @@ def test_several_threads_may_record_events(tmp_path):
 
 def test_a_step_is_on_the_disk_within_a_second(tmp_path):
     with RunWriter(tmp_path / "run.gs") as writer, open_run(writer.path) as run:
+        # So that the log is there and the thread has just begun to wait.
         writer.step(1, 65536.0, True, "GS000")
+        writer.flush()
+        writer.step(2, 65536.0, True, "GS000")
         handed_over = time.monotonic()
-        while run.last_step == 0:
+        while run.last_step == 1 and time.monotonic() - handed_over < 5.0:
             time.sleep(0.01)
         assert time.monotonic() - handed_over < 1.0
 
@@ -253,6 +257,16 @@ def test_a_file_that_appears_at_the_same_moment_is_not_overwritten(
     monkeypatch.undo()
     with open_run(tmp_path / "run.gs") as run:
         assert run.meta["who"] == "first"
+    assert os.listdir(tmp_path) == ["run.gs"]
+
+
+@pytest.mark.parametrize(("journal", "version"), [("wal", 2), ("truncate", 1)])
+def test_a_new_file_has_its_journal_before_anybody_can_read_it(
+    tmp_path, journal, version
+):
+    # Later the change could wait for a reader that never rests.
+    prepare(tmp_path / "run.gs", {"journal": journal}, resume=False)
+    assert (tmp_path / "run.gs").read_bytes()[18:20] == bytes([version] * 2)
     assert os.listdir(tmp_path) == ["run.gs"]
 
 

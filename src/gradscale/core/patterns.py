@@ -78,8 +78,8 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
             "log_with_tiny_eps",
             "The eps inside the logarithm is below 6e-8 and is 0 in float16: log(0) is "
             "-inf.",
-            "Take the logarithm in float32 with an eps of at least 1e-4, whose inverse is "
-            "the largest gradient: torch.log(x.float() + 1e-4).",
+            "Take it in float32 with an eps of at least 1e-4, whose inverse is the "
+            "largest gradient: torch.log(x.float() + 1e-4).",
         ),
     ),
     (

@@ -89,6 +89,8 @@ def _create(path: Path, meta: dict[str, Any]) -> None:
         connection = sqlite3.connect(spare, isolation_level=None)
         try:
             make_tables(connection, meta)
+            # Now, while nobody can read it: later a reader could be in the way.
+            connection.execute(f"PRAGMA journal_mode = {meta['journal']}").fetchall()
         finally:
             connection.close()
         _give_name(spare, path)

@@ -21,14 +21,13 @@ class Opened(NamedTuple):
 
     Attributes:
         connection: Reads it.
-        folder: Where the copy is that is read instead, if any.
-        shared: Somebody may write to the file. While a connection to it is open, a
-            writer that ends could not tidy up, so it must be closed soon.
+        folder: Where the copy is that is read instead; None if it is the file itself.
+            Then it must be closed soon: a writer may come, and one that ends could
+            not tidy up.
     """
 
     connection: sqlite3.Connection
-    folder: tempfile.TemporaryDirectory[str] | None = None
-    shared: bool = False
+    folder: tempfile.TemporaryDirectory[str] | None
 
 
 def open_readonly(path: Path) -> Opened:
@@ -116,8 +115,8 @@ def _open_in_place(path: Path) -> Opened:
     how = "mode=ro"
     if _is_wal(path):
         if not beside(path, "-wal").exists():
-            # Nobody writes to it: who does has a log. Without this, SQLite would make
-            # a log and leave it behind.
+            # Nobody writes to it now: who does has a log. Without this, SQLite would
+            # make a log and leave it behind.
             how = "immutable=1"
         elif not beside(path, "-shm").exists():
             # A log that nobody has open: a copied or moved file.
@@ -128,7 +127,7 @@ def _open_in_place(path: Path) -> Opened:
         isolation_level=None,
         timeout=BUSY_SECONDS,
     )
-    return Opened(_checked(connection, path), shared=how == "mode=ro")
+    return Opened(_checked(connection, path), None)
 
 
 def _checked(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:

@@ -147,7 +147,7 @@ class Run:
         except (sqlite3.DatabaseError, ValueError) as error:
             raise damaged(self.path, error) from error
         finally:
-            if self._opened.shared:
+            if self._opened.folder is None:
                 self._let_go()
 
     def _let_go(self) -> None:

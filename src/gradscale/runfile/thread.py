@@ -133,7 +133,13 @@ class Committer:
             cached_statements=8,
         )
         run = connection.execute
-        [(mode,)] = run(f"PRAGMA journal_mode = {self._journal}").fetchall()
+        try:
+            [(mode,)] = run(f"PRAGMA journal_mode = {self._journal}").fetchall()
+        except sqlite3.OperationalError as error:
+            if not is_locked(error):
+                raise
+            # A reader is in the way: the journal that the file has works too.
+            [(mode,)] = run("PRAGMA journal_mode").fetchall()
         run(f"PRAGMA journal_size_limit = {LOG_BYTES}").fetchall()
         # Either survives a loss of power; with a log, NORMAL is enough for it.
         run(f"PRAGMA synchronous = {'NORMAL' if mode == 'wal' else 'FULL'}")

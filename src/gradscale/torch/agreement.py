@@ -213,7 +213,8 @@ class Ranks:
             ranks = float(torch.distributed.get_world_size(self._replicas))
             copies = dict.fromkeys(map(id, params), ranks)
             replicated = Spread(self._replicas, copies)
-        return Known(params, spread, replicated, shapes)
+        # A copy: the list may be the optimizer's own, which grows.
+        return Known(list(params), spread, replicated, shapes)
 
     def _shapes(self, params: list[Tensor], spread: Spread | None) -> str:
         """Return the shapes of those parameters that all ranks have, as text."""

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# Those whose values can be read as they lie.
+LAYOUTS = {torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc}
 LARGEST_F32 = torch.finfo(torch.float32).max
 
 
@@ -99,6 +101,8 @@ def settled(sightings: list[Sighting]) -> list[Magnitude]:
 def _values(tensor: Tensor) -> Tensor | None:
     """Return the real numbers of a tensor, None if there are none to look at."""
     tensor = tensor.detach()
+    if tensor.is_nested or tensor.layout not in LAYOUTS:
+        return None
     if tensor.is_sparse:
         tensor = tensor._values()
     elif tensor.layout is not torch.strided:

@@ -82,11 +82,12 @@ class OpenStep:
     flag: Flag | None = None
 
     def params(self) -> list[Tensor]:
-        """Return all parameters of the optimizer."""
-        params: list[Tensor] = []
-        for group in self.optimizer.param_groups:
-            params += group["params"]
-        return params
+        """Return all parameters of the optimizer, not to be changed."""
+        groups = self.optimizer.param_groups
+        # The usual optimizer has one group: its list is looked at as it is.
+        if len(groups) == 1 and isinstance(groups[0]["params"], list):
+            return groups[0]["params"]
+        return [param for group in groups for param in group["params"]]
 
     def read(
         self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
@@ -175,9 +176,7 @@ class OpenStep:
         last = self.gradients
         if last is None or versions is None or torch.compiler.is_compiling():
             return False
-        groups = self.optimizer.param_groups
-        # The usual optimizer has one group: its list is looked at as it is.
-        params = groups[0]["params"] if len(groups) == 1 else self.params()
+        params = self.params()
         if last.wrapped is None:
             return looks.untouched(params, last.tensors, versions)
         # A write to a DTensor is told by itself, not by its local part.

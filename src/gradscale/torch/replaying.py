@@ -30,6 +30,9 @@ class Replay(TorchDispatchMode):
     operations of backward too. Waits for the device at every operation.
     """
 
+    # Operators that take functions are let through unseen.
+    supports_higher_order_operators = True
+
     def __init__(self, model: nn.Module, places: Places) -> None:
         super().__init__()
         self.births: list[Birth] = []
@@ -40,8 +43,10 @@ class Replay(TorchDispatchMode):
         self.paused = False
         self._places = places
         self._weights = WrittenWeights(model)
-        self._names = {place_of(p): name for name, p in model.named_parameters()}
-        self._names |= {place_of(b): name for name, b in model.named_buffers()}
+        named = [*model.named_parameters(), *model.named_buffers()]
+        # By where it begins first: several may be parts of one piece of memory.
+        self._names = {place_of(tensor): name for name, tensor in reversed(named)}
+        self._begins = {_beginning(tensor): name for name, tensor in reversed(named)}
         # By address of memory: who wrote it last, and which births are in it.
         self._makers: dict[int, Operation] = {}
         self._lost: dict[int, list[Birth]] = {}
@@ -53,7 +58,7 @@ class Replay(TorchDispatchMode):
     ) -> Any:
         """Run one operation and look at it."""
         kwargs = kwargs or {}
-        if self.paused:
+        if self.paused or not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         if any(_unfolds(kind) for kind in types):
             # A tensor made of others: its own parts are seen one by one.
@@ -175,7 +180,7 @@ class Replay(TorchDispatchMode):
             if seen is None or seen.finite:
                 continue
             if place not in self._lost:
-                name = self._names.get(place)
+                name = self._begins.get(_beginning(tensor), self._names.get(place))
                 what = "input" if name is None else f"parameter {name}"
                 birth = self._born(operation, tensor, seen, what, [])
                 birth.given = True
@@ -212,6 +217,11 @@ class Replay(TorchDispatchMode):
     def _in_backward(self) -> bool:
         # Checkpointing runs parts of the forward pass again, with gradients enabled.
         return self.backward and not torch.is_grad_enabled()
+
+
+def _beginning(tensor: Tensor) -> int:
+    strided = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.data_ptr() if strided else id(tensor)
 
 
 def _unfolds(kind: type) -> bool:

@@ -157,27 +157,28 @@ class WrittenWeights:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._held = {place_of(param): param for param in model.parameters()}
-        self._old: dict[int, tuple[Tensor, Tensor, Any]] = {}
+        # Several weights may be parts of one piece of memory.
+        self._held: dict[int, list[Tensor]] = {}
+        for param in model.parameters():
+            self._held.setdefault(place_of(param), []).append(param)
+        self._old: list[tuple[Tensor, Tensor, Any]] = []
 
     def about_to_write(self, tensor: Tensor) -> None:
         """Keep what is there, if it is a weight that was not written to before."""
-        place = place_of(tensor)
-        weight = self._held.get(place)
-        if weight is not None and place not in self._old:
+        for weight in self._held.pop(place_of(tensor), []):
             version = torch.autograd._unsafe_preserve_version_counter(weight)
-            self._old[place] = weight, weight.detach().clone(), version
+            self._old.append((weight, weight.detach().clone(), version))
 
     def put_back(self) -> None:
         """Write the old values and the old versions."""
-        for weight, value, version in self._old.values():
+        for weight, value, version in self._old:
             with torch.no_grad(), version:
                 weight.copy_(value)
-        self._old = {}
+        self._old = []
 
 
 def place_of(tensor: Tensor) -> int:
     """Return the address of the memory that a tensor and its views lie in."""
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided or tensor.is_nested:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()

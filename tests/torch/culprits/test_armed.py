@@ -85,6 +85,16 @@ def test_the_operation_of_a_gradient_is_named_with_its_count():
     assert (found.count, found.elements) == (4, 4)
 
 
+def test_the_first_operation_of_a_module_belongs_to_it():
+    class Root(nn.Module):
+        def forward(self, x):
+            return x.sqrt()
+
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), Root())
+    found = watched(model, lambda: model(torch.zeros(1, 2)).sum())
+    assert (found.module, found.operation) == ("1", "sqrt")
+
+
 def test_a_gradient_of_a_weight_is_named_by_the_weight():
     model = nn.Linear(1, 1, bias=False).half()
     nn.init.constant_(model.weight, 2.0**-10)

@@ -18,7 +18,7 @@ def group():
     torch.distributed.destroy_process_group()
 
 
-def called(*args, **kwargs):
+def called(state=None, bucket=None):
     raise AssertionError("a collective was called")
 
 

@@ -120,6 +120,19 @@ def test_an_inf_that_does_not_reach_the_loss_is_no_culprit():
     assert not diagnosed(model).found
 
 
+def test_an_overflow_comes_before_an_infinity_that_the_call_named():
+    mask = torch.tensor([[True, False], [True, False]])
+    model = Around(lambda x: x)
+
+    def closure():
+        x = model(ones())
+        given = x.masked_fill(mask, float("inf"))
+        return (given + (x * 300.0) * 300.0).float().sum()
+
+    found = diagnose(model, closure, 1.0)
+    assert (found.operation, found.count) == ("mul", 4)
+
+
 def test_a_branch_that_is_not_chosen_shows_only_in_backward():
     model = Around(lambda x: torch.where(x > 2.0, torch.log(x - x), x))
     found = diagnosed(model)
@@ -133,6 +146,21 @@ def test_a_weight_that_is_not_finite_is_named():
     found = diagnosed(model)
     assert (found.tensor, found.module) == ("parameter last.weight", "last")
     assert (found.kind, found.count, found.elements) == ("nan", 1, 4)
+
+
+def test_a_weight_that_shares_memory_with_others_goes_by_its_own_name():
+    model = nn.Linear(2, 2)
+    memory = torch.tensor([1.0, 1.0, 1.0, 1.0, float("inf"), 1.0])
+    model.weight = nn.Parameter(memory[:4].view(2, 2))
+    model.bias = nn.Parameter(memory[4:])
+    found = diagnosed(model, ones(torch.float32))
+    assert (found.tensor, found.kind) == ("parameter bias", "inf")
+
+
+def test_a_sparse_gradient_is_looked_at():
+    model = nn.Embedding(3, 2, sparse=True).half()
+    found = diagnose(model, lambda: model(torch.tensor([1])).float().sum(), 2.0**17)
+    assert (found.direction, found.kind, found.count) == ("backward", "inf", 2)
 
 
 def test_a_batch_that_is_not_finite_is_named():
@@ -177,6 +205,16 @@ def test_a_checkpointed_layer_is_named(reentrant):
     assert found.direction == "backward"
     # Reentrant checkpointing hides the graph of the layer from its surroundings.
     assert found.module == (None if reentrant else "layers.1")
+
+
+def test_an_overflow_seen_when_a_layer_is_run_again_is_one_of_the_forward_pass():
+    def hidden(x):
+        return torch.where(x > 2.0, x * (x * 300.0 * 300.0), x)
+
+    model = Around(lambda x: checkpoint(hidden, x, use_reentrant=False))
+    found = diagnosed(model)
+    assert (found.direction, found.operation, found.kind) == ("forward", "mul", "inf")
+    assert found.context.startswith("it became NaN in mul")
 
 
 class Parts(nn.Module):
@@ -285,10 +323,22 @@ def test_a_closure_that_returns_no_loss_is_an_error_that_says_what_to_return():
 
 
 def test_a_compiled_model_is_replayed_without_its_compiled_code():
+    ran = []
+
+    def backend(graph, inputs):
+        def compiled(*args):
+            ran.append(len(args))
+            return graph.forward(*args)
+
+        return compiled
+
     model = Around(lambda x: (x * 300.0) * 300.0)
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, backend=backend)
+    compiled(ones())
+    assert len(ran) == 1
     found = diagnose(compiled, lambda: compiled(ones()).float().sum(), 1.0)
     assert (found.operation, found.module) == ("mul", "_orig_mod")
+    assert len(ran) == 1
 
 
 def test_the_diagnosis_is_plain_data():

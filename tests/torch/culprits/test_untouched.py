@@ -1,6 +1,8 @@
 """A replay leaves the model, its gradients and all random numbers as they were."""
 
+import gc
 import random
+import weakref
 
 import numpy
 import pytest
@@ -8,6 +10,7 @@ import torch
 from torch import nn
 
 from gradscale.torch.diagnosing import diagnose
+from gradscale.torch.replaying import Replay
 
 
 class Busy(nn.Module):
@@ -80,7 +83,8 @@ def test_the_comparison_sees_an_ordinary_iteration():
 def test_a_replay_changes_nothing(scale):
     model, x = prepared(), torch.randn(4, 3)
     before = facts(model)
-    diagnose(model, lambda: model(x).pow(2).sum(), scale)
+    found = diagnose(model, lambda: model(x).pow(2).sum() * 1e9, scale)
+    assert found.found == (scale > 1.0)
     assert changed(before, facts(model)) == set()
 
 
@@ -104,6 +108,19 @@ def test_a_closure_that_runs_backward_and_clears_gradients_changes_nothing():
 
     def closure():
         model.zero_grad()
+        loss = model(x).sum()
+        loss.backward(retain_graph=True)
+        return loss
+
+    diagnose(model, closure, 1.0)
+    assert changed(before, facts(model)) == set()
+
+
+def test_a_closure_that_adds_to_the_gradients_changes_nothing():
+    model, x = prepared(), torch.randn(4, 3)
+    before = facts(model)
+
+    def closure():
         loss = model(x).sum()
         loss.backward(retain_graph=True)
         return loss
@@ -146,3 +163,47 @@ def test_a_hook_of_the_users_can_still_be_removed_afterwards():
     diagnose(model, lambda: model(x).sum(), 1.0)
     handle.remove()
     assert len(model.linear._forward_hooks) == 0
+
+
+def test_no_graph_and_no_tensor_of_the_replay_is_kept():
+    model, x = prepared(), torch.randn(4, 3)
+    losses = []
+
+    def closure():
+        loss = model(x).pow(2).sum() * 1e9
+        losses.append(weakref.ref(loss))
+        return loss
+
+    found = diagnose(model, closure, 2.0**120)
+    gc.collect()
+    assert found.found
+    assert losses[0]() is None
+
+
+def test_weights_that_share_memory_are_all_put_back():
+    model = nn.Linear(2, 2)
+    memory = torch.arange(6.0)
+    model.weight = nn.Parameter(memory[:4].view(2, 2))
+    model.bias = nn.Parameter(memory[4:])
+
+    def closure():
+        with torch.no_grad():
+            model.bias.fill_(9.0)
+            model.weight.fill_(9.0)
+        return model(torch.ones(1, 2)).sum()
+
+    diagnose(model, closure, 1.0)
+    assert torch.equal(memory, torch.arange(6.0))
+
+
+def test_a_graph_that_the_closure_keeps_holds_none_of_the_instruments():
+    model, x = prepared(), torch.randn(4, 3)
+    kept = []
+
+    def closure():
+        kept.append(model(x).sum())
+        return kept[0]
+
+    diagnose(model, closure, 1.0)
+    gc.collect()
+    assert [each for each in gc.get_objects() if type(each) is Replay] == []

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -24,6 +25,7 @@ STARTS = 64
 _LARGEST_I32 = 2**31 - 1
 
 _direct = True
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def launched(**options: Any) -> Callable[[Callable[..., None]], "Launch"]:
@@ -78,7 +80,7 @@ class Launch:
         start = self._starts.get(key)
         if start is not None and _direct:
             try:
-                start(*pointers, *numbers, *values)
+                start(*pointers, *numbers, *values, stream=_stream_of(pointers[0]))
                 return
             except (AttributeError, TypeError) as error:
                 # Before anything ran: these are about the call, not the kernel.
@@ -98,6 +100,15 @@ class Launch:
         except (AttributeError, TypeError) as error:
             # Not to be raised: the kernel was launched.
             _launch_as_triton_does(error)
+
+
+def _stream_of(pointer: Tensor) -> Any:
+    """Return the current stream as Triton wants it; None to let Triton ask for it.
+
+    Triton's own way is ten times as long.
+    """
+    index = pointer.get_device()
+    return None if index < 0 or _raw_stream is None else _raw_stream(index)
 
 
 def key_of(
