@@ -106,7 +106,7 @@ def test_constants_out_of_order_are_refused(started):
 def test_a_triton_that_starts_kernels_otherwise_is_said_once(started, kind):
     class Otherwise(Compiled):
         def __getitem__(self, grid):
-            def run(*args):
+            def run(*args, stream):
                 started.append(args)
                 raise kind("takes 9 arguments")
 
@@ -140,7 +140,7 @@ def test_a_kernel_that_cannot_be_kept_was_launched_all_the_same(started):
 def test_a_kernel_that_fails_is_not_launched_again(started):
     class Failing(Compiled):
         def __getitem__(self, grid):
-            def run(*args):
+            def run(*args, stream):
                 raise RuntimeError("Triton Error [CUDA]: out of memory")
 
             return run
