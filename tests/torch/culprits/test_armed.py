@@ -58,6 +58,13 @@ def test_a_function_between_modules_belongs_to_the_one_that_called_it():
     assert found.context == "between its modules, before last (Linear)"
 
 
+def test_an_output_that_is_written_to_afterwards_is_looked_at_again():
+    model = Between(lambda x: x.add_(65504.0).add_(65504.0))
+    found = watched(model, lambda: model(half_ones()).float().sum())
+    assert (found.module, found.direction) == ("", "forward")
+    assert found.context == "between its modules, before last (Linear)"
+
+
 def test_a_batch_that_is_not_finite_is_an_input():
     model = Between(lambda x: x)
     found = watched(model, lambda: model(half_ones() / 0.0).float().sum())
