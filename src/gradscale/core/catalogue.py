@@ -358,14 +358,10 @@ scaler.unscale_(optimizer)
         summary="A gradient cannot be read or unscaled without a wrong result",
         meaning=(
             "A gradient has a dtype or a layout that cannot be multiplied in place, "
-            "overlaps another one's memory, is one rank's part of a norm that only all "
-            "ranks know, or was unscaled with one optimizer and changed before another "
-            "one took it. The message names the parameter."
+            "overlaps another one's memory, or was unscaled with one optimizer and "
+            "changed before another one took it. The message names the parameter."
         ),
-        why=(
-            "Unscaled anyway, some elements would be divided twice or not at all, or "
-            "the clip would be too weak."
-        ),
+        why="Unscaled anyway, some elements would be divided twice or not at all.",
         example="""\
 first = torch.optim.SGD(model.parameters(), lr=0.1)
 second = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -386,8 +382,6 @@ scaler.update()
         advice=(
             "Give each parameter to one optimizer, and each parameter a dense gradient "
             "of its own in float16, bfloat16, float32, float64 or a complex type.",
-            "For a norm over DTensor gradients call unscale_() and then "
-            "torch.nn.utils.clip_grad_norm_(), which reduces over the mesh.",
         ),
     ),
     Entry(

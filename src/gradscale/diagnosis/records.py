@@ -68,7 +68,7 @@ class Records:
         self._loss_finite = True
 
     def of(
-        self, row: StepRow, *, nan: bool = False, lost: float | None = None
+        self, row: StepRow, nan: bool = False, lost: float | None = None
     ) -> StepRecord:
         """Return the record of the next row.
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gradscale.errors import ConfigError
 from gradscale.torch.agreement import Voice
-from gradscale.torch.gradients import Gradients, combine_norms, read
+from gradscale.torch.gathered import Gradients
+from gradscale.torch.gradients import combine_norms, read
 from gradscale.torch.kernels.reference import clip_to
 from gradscale.torch.unscaling import multiply_
 

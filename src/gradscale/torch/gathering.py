@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradscale.errors import GradientError
 from gradscale.torch import looks
-from gradscale.torch.gradients import Gradients
+from gradscale.torch.gathered import Gradients
 from gradscale.torch.looks.plain import REAL_DTYPES
 from gradscale.torch.names import names_of
 

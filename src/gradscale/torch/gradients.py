@@ -1,4 +1,4 @@
-"""The gradients of an optimizer, and what one read of them shows."""
+"""What one read of the gradients shows."""
 
 import math
 from collections import defaultdict
@@ -10,54 +10,11 @@ import torch
 from torch import Tensor
 
 from gradscale.torch.devices import moved
+from gradscale.torch.gathered import Gradients
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.readers import Reader
-from gradscale.torch.looks.plain import Kind, Numbers, numbers
+from gradscale.torch.looks.plain import Kind
 from gradscale.torch.plain_reading import read_on_device, read_on_host
-
-
-class Gradients(NamedTuple):
-    """The gradients of some parameters, dense and real, each memory once.
-
-    Attributes:
-        params: The parameter behind each entry of `tensors`.
-        tensors: float[...] each; views where the gradient is complex, sparse or a
-            DTensor, so that writing into them changes the gradient.
-        addresses, versions: Of each: where both are the same, so are the values.
-        kind: (device, dtype) of all of them; None if they may differ.
-        present: How many parameters have a gradient, empty and shared ones included.
-        shared: Two parameters have one and the same gradient.
-        copies: Of each, how many ranks hold the same elements; None if each rank has
-            its own.
-        wrapped: `.grad` of every parameter that has one, where these are not `tensors`
-            themselves; else None.
-        numels: How many elements each has, if somebody has looked.
-    """
-
-    params: list[Tensor]
-    tensors: list[Tensor]
-    addresses: Numbers
-    versions: Numbers
-    kind: tuple[torch.device, torch.dtype] | None
-    present: int
-    shared: bool = False
-    copies: list[float] | None = None
-    wrapped: list[Tensor] | None = None
-    numels: Numbers | None = None
-
-    def only(self, places: list[int]) -> "Gradients":
-        """Return those at these places."""
-        # Of what is compiled, neither addresses nor versions are known.
-        known = places if self.versions else []
-        return self._replace(
-            params=[self.params[i] for i in places],
-            tensors=[self.tensors[i] for i in places],
-            addresses=numbers([self.addresses[i] for i in known]),
-            versions=numbers([self.versions[i] for i in known]),
-            present=len(places),
-            copies=None if self.copies is None else [self.copies[i] for i in places],
-            numels=None,
-        )
 
 
 class Agreed(NamedTuple):

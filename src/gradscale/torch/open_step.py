@@ -15,13 +15,13 @@ from gradscale.torch.agreement import Voice
 from gradscale.torch.clipping import Clip
 from gradscale.torch.devices import moved
 from gradscale.torch.flag import Flag
+from gradscale.torch.gathered import Gradients
 from gradscale.torch.gathering import gather
-from gradscale.torch.gradients import Gradients, Reading, largest, read
+from gradscale.torch.gradients import Reading, largest, read
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.lists import Seen
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.names import names_of
-from gradscale.torch.unscaling import inverse, multiply_
 
 _GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
 
@@ -281,46 +281,3 @@ class OpenStep:
 
 def _versions_of(tensors: list[Tensor] | None) -> list[int] | None:
     return None if tensors is None else list(map(_VERSION, tensors))
-
-
-def unscale_once_(
-    step: OpenStep, others: Iterable[OpenStep], inv_scale: Tensor
-) -> None:
-    """Multiply the gradients of `step`; those that another step unscaled stay.
-
-    Raises:
-        GradientError: One of them was unscaled with another optimizer and changed
-            since: nobody can tell what it now holds.
-    """
-    assert step.gradients is not None
-    unscaled = {
-        tensor.data_ptr(): (version, other.leftover)
-        for other in others
-        if other.gradients is not None and other.versions is not None
-        for tensor, version in zip(other.gradients.tensors, other.versions, strict=True)
-    }
-    if not unscaled:
-        multiply_(step.gradients.tensors, inv_scale)
-        return
-    fresh, rest = [], []
-    pairs = zip(step.gradients.params, step.gradients.tensors, strict=True)
-    for param, tensor in pairs:
-        version, leftover = unscaled.get(tensor.data_ptr(), (None, None))
-        if version is None:
-            fresh.append(tensor)
-        elif version != tensor._version:
-            raise _two_owners(names_of([param], step.names)[0])
-        elif leftover is not None:
-            rest.append((tensor, leftover))
-    multiply_(fresh, inv_scale)
-    for tensor, (skip, scale) in rest:
-        multiply_([tensor], torch.where(skip == 0.0, 1.0, inverse(scale)))
-
-
-def _two_owners(name: str) -> GradientError:
-    return GradientError(
-        f"{name} belongs to two optimizers; its gradient was unscaled with the first "
-        "and changed since. Whether it is scaled now cannot be told. Call update() "
-        "between the two steps, or give each parameter to one optimizer.",
-        code="GS106",
-    )

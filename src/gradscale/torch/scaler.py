@@ -48,12 +48,13 @@ from gradscale.torch.late_backward import watch_backward
 from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
 from gradscale.torch.mailbox import LateRow, Mailbox
 from gradscale.torch.names import names_of
-from gradscale.torch.open_step import OpenStep, unscale_once_
+from gradscale.torch.open_step import OpenStep
 from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
 from gradscale.torch.paths import Path, Way, path_of, unscales_itself, way_of
 from gradscale.torch.scaling import map_outputs, times, trace_of
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 from gradscale.torch.spread import lone, ranks_are_there, replicas_of
+from gradscale.torch.two_owners import unscale_once_
 from gradscale.torch.unscaling import inverse, multiply_
 
 

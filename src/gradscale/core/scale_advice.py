@@ -1,0 +1,83 @@
+"""Which scale to take instead, in a line that a person reads."""
+
+from gradscale.core.findings import power
+from gradscale.core.underflow import (
+    TOLERATED,
+    Histogram,
+    fate,
+    largest_scale,
+    shift_between,
+    smallest_scale,
+)
+
+
+def advice(seen: Histogram, tolerated: float = TOLERATED) -> str:
+    """Say whether another scale would lose less, in a line.
+
+    >>> from gradscale.core.underflow import Histogram
+    >>> advice(Histogram(1.0, 0, 3, -37, (11, *[37] * 10, 29, 590), 0, 0))
+    'raise S to 2^12: lost elements 41 % -> 0.3 %'
+    """
+    return _verdict(seen, tolerated) + _about_zeros(seen, tolerated)
+
+
+def _verdict(seen: Histogram, tolerated: float) -> str:
+    now, here = fate(seen), power(seen.scale)
+    if seen.nonfinite:
+        share = percent(seen.nonfinite / seen.total)
+        return (
+            f"lower S from {here}: {share} of the elements are not finite, and how "
+            "far they are off cannot be told"
+        )
+    if not seen.nonzero:
+        return f"S={here}: every element is 0, which tells nothing"
+    low, high = smallest_scale(seen, tolerated), largest_scale(seen)
+    if low is None or (high is not None and low > high):
+        limit = seen.scale if high is None else high
+        at_limit = fate(seen, shift_between(seen.scale, limit))
+        return (
+            f"no scale fits: {power(limit)}, the largest that does not overflow, loses "
+            f"{percent(at_limit.lost)} of the elements; keep the layers with the "
+            "largest gradients in float32, or train in bfloat16"
+        )
+    if now.overflowed and high is not None:
+        moved = fate(seen, shift_between(seen.scale, high))
+        return (
+            f"lower S to {power(high)}: overflowing elements "
+            f"{percent(now.overflow)} -> {percent(moved.overflow)}"
+        )
+    if now.lost > tolerated:
+        moved = fate(seen, shift_between(seen.scale, low))
+        return (
+            f"raise S to {power(low)}: lost elements {percent(now.lost)} -> "
+            f"{percent(moved.lost)}"
+        )
+    most = "" if high is None else f" to {power(high)}"
+    return (
+        f"keep S={here}: lost elements {percent(now.lost)}; {power(low)}{most} would do"
+    )
+
+
+def _about_zeros(seen: Histogram, tolerated: float) -> str:
+    if not seen.nonzero or seen.zeros <= tolerated * seen.total:
+        return ""
+    return (
+        f". {percent(seen.zeros / seen.total)} of all elements are 0; those that "
+        "backward flushed look like true zeros, and only a second scale tells them "
+        "apart"
+    )
+
+
+def percent(share: float) -> str:
+    """Return a share in words that do not claim more digits than matter.
+
+    >>> percent(0.4129), percent(0.0312), percent(0.003), percent(1e-6), percent(0.0)
+    ('41 %', '3.1 %', '0.3 %', '<0.01 %', '0 %')
+    """
+    if share == 0.0:
+        return "0 %"
+    if share < 1e-4:
+        return "<0.01 %"
+    if share < 0.01:
+        return f"{100.0 * share:.1g} %"
+    return f"{100.0 * share:.{0 if share >= 0.1 else 1}f} %"

@@ -1,0 +1,247 @@
+"""All that a run file tells, in one value."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gradscale.core.alarms import TOP, exponent
+from gradscale.core.catalogue import BY_CODE
+from gradscale.core.findings import SEVERITY, Finding, Health, by_severity
+from gradscale.core.judging import Judge
+from gradscale.core.verdicts import StepRecord, Verdict
+from gradscale.diagnosis.culprits import NOBODY, Culprit, Culprits, Place
+from gradscale.diagnosis.records import Bounds, Records, bounds_of
+from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
+from gradscale.diagnosis.underflow import Meter, Underflow
+from gradscale.runfile import EventRow, Run, StepRow
+
+# Between two reports of progress.
+REPORT_EVERY = 4096
+_BY_CODE = {verdict.code: verdict for verdict in Verdict}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What one run was like.
+
+    Attributes:
+        path: The run file.
+        meta: What is known of the run as a whole.
+        steps: Steps in the file.
+        applied: Steps that were taken.
+        skipped: Steps that were not, though there were gradients.
+        verdicts: How often each verdict was given.
+        findings: What there is to say, the most severe first, normal things last.
+        health: The verdict on the whole.
+        timeline: The scale at each step, and what was not ok.
+        phases: The run in a few pieces.
+        culprits: The tensors that were not finite, the most frequent first.
+        places: Where values were lost, as instruments saw it.
+        underflow: What the scale loses; None if nothing was sampled.
+        bounds: Of the policy; None if it has none or they are not known.
+        first: The first row; None if there is none.
+        last: The last row.
+        headroom: Bits between the largest gradient of the last finite step and 65504;
+            None if it is not known.
+        seconds: From the first row to the last.
+    """
+
+    path: Path
+    meta: Mapping[str, Any]
+    steps: int
+    applied: int
+    skipped: int
+    verdicts: Mapping[Verdict, int]
+    findings: tuple[Finding, ...]
+    health: Health
+    timeline: Timeline
+    phases: tuple[Phase, ...]
+    culprits: tuple[Culprit, ...]
+    places: tuple[Place, ...]
+    underflow: Underflow | None
+    bounds: Bounds | None
+    first: StepRow | None
+    last: StepRow | None
+    headroom: float | None
+    seconds: float
+
+    @property
+    def serious(self) -> tuple[Finding, ...]:
+        """The findings that are not normal."""
+        return tuple(finding for finding in self.findings if not finding.normal)
+
+    def verdict_as_dict(self) -> dict[str, Any]:
+        """Return the verdict and what it stands on, as `gradscale doctor` prints it."""
+        findings = [finding.as_dict() for finding in self.serious]
+        return {"verdict": str(self.health), "findings": findings}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON has it; numbers may still be NaN or infinite."""
+        low, high = self.timeline.range() if self.steps else (None, None)
+        return {
+            **self.verdict_as_dict(),
+            "normal": [f.as_dict() for f in self.findings if f.normal],
+            "file": str(self.path),
+            "meta": dict(self.meta),
+            "steps": self.steps,
+            "applied": self.applied,
+            "skipped": self.skipped,
+            "seconds": self.seconds,
+            "verdicts": {str(verdict): n for verdict, n in self.verdicts.items()},
+            "scale": {
+                "first": self.first.scale if self.first else None,
+                "last": self.last.scale if self.last else None,
+                "lowest_log2": low,
+                "highest_log2": high,
+                "floor": self.bounds.floor if self.bounds else None,
+                "ceiling": self.bounds.ceiling if self.bounds else None,
+            },
+            "headroom_bits": self.headroom,
+            "phases": [phase.as_dict() for phase in self.phases],
+            "culprits": [culprit.as_dict() for culprit in self.culprits],
+            "places": [place._asdict() for place in self.places],
+            "underflow": self.underflow.as_dict() if self.underflow else None,
+        }
+
+
+def diagnose_run(
+    run: Run, *, on_steps: Callable[[int], None] | None = None
+) -> Diagnosis:
+    """Read a run and say what it was like.
+
+    The steps go through the same judge that judges a live run, so the findings are
+    those that were said live; instruments that named a module add where it was.
+
+    >>> import tempfile
+    >>> from gradscale.runfile import RunWriter, open_run
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with RunWriter(folder.name + "/run.gs") as writer:
+    ...     for step in range(1, 120):
+    ...         lost = step >= 100
+    ...         code = "GS203" if lost else "GS000"
+    ...         loss = float("nan") if lost else 2.5
+    ...         writer.step(step, 65536.0, not lost, code, loss=loss)
+    >>> with open_run(folder.name + "/run.gs") as run:
+    ...     diagnosis = diagnose_run(run)
+    >>> folder.cleanup()
+    >>> str(diagnosis.health), [(f.code, f.since) for f in diagnosis.findings]
+    ('collapse', [('GS203', 100)])
+
+    Args:
+        run: Open for reading.
+        on_steps: Called now and then with the number of steps read since the last
+            call.
+    """
+    meta, events = run.meta, list(run.events())
+    bounds = bounds_of(meta)
+    culprits = Culprits(run, events)
+    judge = Judge(tensors=_tensors(meta, run))
+    records = Records(None if bounds is None else bounds.floor)
+    sampled = set(run.sampled_steps())
+    scales: dict[int, float] = {}
+    meter, timeline = Meter(scales), Timeline()
+    found: list[Finding] = []
+    first: StepRow | None = None
+    row: StepRow | None = None
+    fit: StepRecord | None = None
+    applied = 0
+    count = 0
+    for row in run.steps():
+        first = first or row
+        who, lost = NOBODY, None
+        if row.step in sampled:
+            scales[row.step] = row.scale
+            lost = meter.see(row.step, list(run.samples(row.step)))
+        if row.applied:
+            applied += 1
+        elif row.verdict != Verdict.OK.code:
+            who = culprits.at(row.step)
+        record = records.of(row, bool(who.nan), lost)
+        verdict, said = judge.see(record, who.names)
+        if said:
+            found += said
+        if record.finite and record.amax:
+            fit = record
+        timeline.note(row.step, row.scale, verdict)
+        count += 1
+        if on_steps is not None and count % REPORT_EVERY == 0:
+            on_steps(REPORT_EVERY)
+    found += judge.end()
+    found = [_with_place(finding, culprits) for finding in found]
+    found += _recorded(events, {finding.code for finding in found})
+    return Diagnosis(
+        path=run.path,
+        meta=meta,
+        steps=count,
+        applied=applied,
+        skipped=timeline.skips(timeline.first, timeline.last),
+        verdicts=timeline.verdicts(count),
+        findings=tuple(by_severity(found)),
+        health=Health.of(found),
+        timeline=timeline,
+        phases=phases_of(timeline),
+        culprits=culprits.top(),
+        places=tuple(culprits.places),
+        underflow=meter.table(),
+        bounds=bounds,
+        first=first,
+        last=row,
+        headroom=None if fit is None else TOP - exponent(fit.amax),
+        seconds=row.time - first.time if row and first else 0.0,
+    )
+
+
+def _tensors(meta: Mapping[str, Any], run: Run) -> int:
+    """Return how many gradient tensors the run has, 0 if that is not known."""
+    names = meta.get("parameters")
+    return len(names) if isinstance(names, list) else len(run.tensors)
+
+
+def _with_place(finding: Finding, culprits: Culprits) -> Finding:
+    """Return a finding with the module that an instrument named, if one did."""
+    place = None if finding.normal else culprits.place(finding.since)
+    if place is None or finding.code not in SEVERITY or finding.code == "GS103":
+        return finding
+    evidence = {**finding.evidence, "place": place.said, "place_step": place.step}
+    advice = (place.instead,) if place.instead else ()
+    return finding._replace(
+        where=place.module or finding.where,
+        evidence=evidence,
+        advice=(*advice, *finding.advice),
+    )
+
+
+def _recorded(events: Iterable[EventRow], known: set[str]) -> list[Finding]:
+    """Return a finding for each message of the run that the steps do not tell."""
+    first: dict[str, EventRow] = {}
+    times: Counter[str] = Counter()
+    for event in events:
+        if event.code not in _BY_CODE and event.code not in known | set(SEVERITY):
+            first.setdefault(event.code, event)
+            times[event.code] += 1
+    return [_message(event, times[code]) for code, event in first.items()]
+
+
+def _message(event: EventRow, times: int) -> Finding:
+    entry = BY_CODE.get(event.code)
+    data = event.data if isinstance(event.data, Mapping) else {}
+    step = event.step or 0
+    plain = {
+        name: value
+        for name, value in data.items()
+        if isinstance(value, (str, int, float)) and name != "what"
+    }
+    summary = entry.summary if entry else "a message that this version does not know"
+    return Finding(
+        code=event.code,
+        where=event.where or "",
+        step=step,
+        since=step,
+        what=str(data.get("what") or summary),
+        cost="",
+        evidence={"times": times, **plain},
+        advice=tuple(entry.advice) if entry else (),
+        more=f"gradscale explain {event.code}",
+    )

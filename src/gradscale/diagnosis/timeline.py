@@ -1,0 +1,186 @@
+"""The course of a run's scale and verdicts, in a form that can be drawn."""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from gradscale.core.alarms import exponent
+from gradscale.core.verdicts import Verdict
+
+VERDICTS = tuple(Verdict)
+_INDEX = {verdict: place for place, verdict in enumerate(VERDICTS)}
+# Steps in a row that end a phase, and that make one.
+QUIET = 10
+LASTING = 3
+STEADY = "steady"
+# Steps that are not ok and were not skipped for it.
+_TAKEN = (_INDEX[Verdict.UNDERFLOW], _INDEX[Verdict.NO_GRADIENTS])
+# Verdicts that a steady run has now and then.
+_PASSING = (Verdict.OK, Verdict.PROBING, Verdict.OVERFLOW)
+
+
+class Mark(NamedTuple):
+    """A step whose verdict was not ok."""
+
+    step: int
+    log2: float
+    verdict: Verdict
+
+
+class Timeline:
+    """The scale at every step, kept as its changes, and the steps that were not ok."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self.last = 0
+        self._steps = array("q")
+        self._log2 = array("d")
+        self._scale = -1.0
+        self._mark_steps = array("q")
+        self._mark_verdicts = array("B")
+
+    def note(self, step: int, scale: float, verdict: Verdict) -> None:
+        """Take in one step; steps come in order."""
+        if scale != self._scale:
+            if not self._steps:
+                self.first = step
+            self._scale = scale
+            self._steps.append(step)
+            self._log2.append(exponent(scale))
+        if verdict is not Verdict.OK:
+            self._mark_steps.append(step)
+            self._mark_verdicts.append(_INDEX[verdict])
+        self.last = step
+
+    def at(self, step: int) -> float:
+        """Return log2 of the scale at a step."""
+        return self._log2[max(0, bisect_right(self._steps, step) - 1)]
+
+    def changes(self) -> Iterator[tuple[int, float]]:
+        """Yield the steps at which the scale was another, with its log2."""
+        return zip(self._steps, self._log2, strict=True)
+
+    def marks(self) -> Iterator[Mark]:
+        """Yield all steps that were not ok."""
+        for step, place in zip(self._mark_steps, self._mark_verdicts, strict=True):
+            yield Mark(step, self.at(step), VERDICTS[place])
+
+    def verdicts(self, steps: int) -> dict[Verdict, int]:
+        """Return how often each verdict was given in a run of so many steps."""
+        counts = Counter(self._mark_verdicts)
+        counts[_INDEX[Verdict.OK]] = steps - len(self._mark_verdicts)
+        return {
+            verdict: counts[place]
+            for place, verdict in enumerate(VERDICTS)
+            if counts[place]
+        }
+
+    def skips(self, first: int, last: int) -> int:
+        """Return how many steps from `first` to `last` were skipped."""
+        begin = bisect_left(self._mark_steps, first)
+        end = bisect_right(self._mark_steps, last)
+        return sum(place not in _TAKEN for place in self._mark_verdicts[begin:end])
+
+    def range(self) -> tuple[float, float]:
+        """Return the lowest and the highest log2 of the scale."""
+        return min(self._log2), max(self._log2)
+
+    def columns(self, width: int) -> list[tuple[float, float]]:
+        """Return the lowest and highest log2 of the scale in each of equal pieces."""
+        span = self.last - self.first + 1
+        edges = [self.first + span * column // width for column in range(width + 1)]
+        pieces = []
+        for begin, end in zip(edges, edges[1:], strict=False):
+            place = max(0, bisect_right(self._steps, begin) - 1)
+            stop = max(place + 1, bisect_right(self._steps, max(begin, end - 1)))
+            piece = self._log2[place:stop]
+            pieces.append((min(piece), max(piece)))
+        return pieces
+
+
+@dataclass(kw_only=True)
+class Phase:
+    """A part of a run with one thing to be said of it.
+
+    Attributes:
+        name: "steady", or the verdict that it is marked by.
+        first: Its first step.
+        last: Its last step.
+        skipped: Steps among them that were not taken.
+        scale_from: The scale at its beginning.
+        scale_to: The scale at its end.
+    """
+
+    name: str
+    first: int
+    last: int
+    skipped: int
+    scale_from: float
+    scale_to: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the phase as JSON has it."""
+        return asdict(self)
+
+
+def phases_of(timeline: Timeline) -> tuple[Phase, ...]:
+    """Cut a run into phases.
+
+    A phase of trouble is three or more steps of one verdict with fewer than ten others
+    between two of them; skips that lead up to it without a gap belong to it. For
+    `calibrating`, one step is enough. All that is between is steady.
+    """
+    if not timeline.last:
+        return ()
+    phases: list[Phase] = []
+    begin = timeline.first
+    for name, first, last in _stretches(timeline):
+        first = max(first, begin)
+        if first > begin:
+            phases.append(_phase(timeline, STEADY, begin, first - 1))
+        if last >= first:
+            phases.append(_phase(timeline, name, first, last))
+            begin = last + 1
+    if begin <= timeline.last:
+        phases.append(_phase(timeline, STEADY, begin, timeline.last))
+    return tuple(phases)
+
+
+def _stretches(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
+    """Yield name, first and last step of everything that is not steady."""
+    verdict, first, last, steps = Verdict.OK, 0, 0, 0
+    row_begin = before = -1
+    for mark in timeline.marks():
+        if mark.step != before + 1:
+            row_begin = mark.step
+        before = mark.step
+        if mark.verdict in _PASSING:
+            continue
+        if mark.verdict is verdict and mark.step - last <= QUIET:
+            last, steps = mark.step, steps + 1
+            continue
+        if _lasting(verdict, steps):
+            yield str(verdict), first, last
+        verdict, first, last, steps = mark.verdict, row_begin, mark.step, 1
+        # What follows another trouble at once begins where that has ended.
+        row_begin = mark.step
+    if _lasting(verdict, steps):
+        yield str(verdict), first, last
+
+
+def _lasting(verdict: Verdict, steps: int) -> bool:
+    return steps >= LASTING or (steps > 0 and verdict is Verdict.CALIBRATING)
+
+
+def _phase(timeline: Timeline, name: str, first: int, last: int) -> Phase:
+    return Phase(
+        name=name,
+        first=first,
+        last=last,
+        skipped=timeline.skips(first, last),
+        scale_from=2.0 ** timeline.at(first),
+        scale_to=2.0 ** timeline.at(last),
+    )

@@ -1,0 +1,56 @@
+"""Counting the elements of each exponent, by kernels where they run."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradscale.torch import looks
+from gradscale.torch.kernels import Kernels, fall_back, on, plain_histogram, usable
+from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
+from gradscale.torch.kernels.tables import TableCache
+
+
+class Counter:
+    """Counts in tensors of any kinds, with tables kept from call to call.
+
+    Not for use while a graph is being captured or compiled.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._caches: dict[tuple[torch.device, torch.dtype], TableCache] = {}
+
+    @torch.no_grad()
+    def count(
+        self, tensors: Sequence[Tensor], kind: tuple[torch.device, torch.dtype]
+    ) -> Tensor:
+        """Return i64[n, SLOTS], on the device of the tensors. No host sync.
+
+        Args:
+            tensors: float[...] each, none of them empty.
+            kind: Device and dtype of all of them.
+        """
+        device, dtype = kind
+        if dtype in KERNEL_DTYPES and usable(self._kernels, device):
+            try:
+                with on(device):
+                    return self._launch(tensors, kind)
+            except Exception as error:
+                # Whatever the compiler or the driver says, the run goes on: nothing
+                # but fresh memory was written.
+                fall_back(error, self._kernels)
+        return plain_histogram.count_tensors(tensors)
+
+    def _launch(
+        self, tensors: Sequence[Tensor], kind: tuple[torch.device, torch.dtype]
+    ) -> Tensor:
+        from gradscale.torch.kernels import histogram
+
+        if kind not in self._caches:
+            self._caches[kind] = TableCache(kind[0], histogram.CHUNK)
+        # The order of the elements does not matter, gaps between them do.
+        filled = [t if is_dense(t) else t.contiguous() for t in tensors]
+        numels = looks.numbers(map(Tensor.numel, filled))
+        table = self._caches[kind].of(numels, [looks.addresses(filled)])
+        return histogram.count_tensors(table, kind[1])

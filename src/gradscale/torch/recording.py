@@ -1,0 +1,272 @@
+"""From the late facts of a run to its file."""
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from gradscale.core.checkpoint import AnyPolicy
+from gradscale.core.judging import Judge, Judgement
+from gradscale.core.verdicts import StepRecord
+from gradscale.errors import StateError
+from gradscale.runfile import RunWriter, TensorSample
+from gradscale.runfile.notices import AtEnd
+from gradscale.torch.ledger import record_of
+from gradscale.torch.mailbox import LAG, LateRow
+
+# Peaks of one step, by name. Called only if something happened; may sync.
+Peaks = Callable[[], Mapping[str, float]]
+# So many culprits are listed by name; their number is told in any case.
+MOST_NAMES = 20
+
+
+def rank_here() -> int:
+    """Return the rank of this process: torch's own, else what a launcher says."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank()
+    given = os.environ.get("RANK", "")
+    return int(given) if given.isdecimal() else 0
+
+
+class Recorder:
+    """Writes what a run's judge has seen into a run file.
+
+    The file is made at the first step, by rank 0 alone, and never by a data-loader
+    worker or by a process forked from the one that made the recorder.
+
+    >>> import tempfile
+    >>> from gradscale.core.policies import DynamicScale
+    >>> from gradscale.runfile import open_run
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> recorder = Recorder(folder.name + "/run.gs", policy=DynamicScale(), rank=0)
+    >>> judge, step = Judge(), StepRecord(1, 65536.0, False, False, amax=float("inf"))
+    >>> recorder.see(step, judge.see(step), ["head.weight"])
+    >>> recorder.close()
+    >>> with open_run(recorder.path) as run:
+    ...     [(row.scale, row.verdict) for row in run.steps()]
+    ...     [(event.code, event.where) for event in run.events()]
+    ...     run.meta["policy"]["growth_interval"]
+    [(65536.0, 'GS002')]
+    [('GS002', 'head.weight')]
+    2000
+    >>> folder.cleanup()
+
+    Args:
+        path: The file; by custom it ends in .gs.
+        policy: The policy in use, for `meta`; None if it is not known.
+        names: Returns the names of the parameters, for `meta`.
+        rank: Which rank this is; None to find out at the first step.
+        resume: Go on with a file that is there.
+        numbered: Where the name is taken take run.2.gs, run.3.gs and so on, for
+            processes and scalers that know nothing of one another.
+        quiet: What is found is written and not printed.
+        meta: What else is to be known of the run, as JSON has it.
+
+    Attributes:
+        path: The file that is written; None before the first step and where none is.
+        quiet: As given.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        policy: AnyPolicy | None = None,
+        names: Callable[[], Sequence[str]] | None = None,
+        rank: int | None = None,
+        resume: bool = False,
+        numbered: bool = False,
+        quiet: bool = False,
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path: Path | None = None
+        self.quiet = quiet
+        self._wanted = Path(path)
+        self._policy = policy
+        self._names = names
+        self._rank = rank
+        self._resume = resume
+        self._numbered = numbered
+        self._meta = dict(meta or {})
+        self._pid = os.getpid()
+        self._writer: RunWriter | None = None
+        self._begun = False
+        self._at_end: AtEnd | None = None
+        self._before_end: Callable[[], None] | None = None
+        self._blamed: tuple[str, ...] = ()
+
+    def begin(self) -> bool:
+        """Make the file, if this process is to write one; return whether it does.
+
+        Raises:
+            StateError: It cannot be made, or is there already.
+        """
+        if not self._begun:
+            self._begun = True
+            if os.getpid() == self._pid and get_worker_info() is None:
+                self._open()
+        return self._writer is not None
+
+    def _open(self) -> None:
+        rank = rank_here() if self._rank is None else self._rank
+        if rank != 0:
+            return
+        names = [] if self._names is None else list(self._names())
+        about = {"policy": _described(self._policy), "parameters": names}
+        for name in self._candidates():
+            try:
+                self._writer = RunWriter(
+                    name,
+                    meta={**about, **self._meta},
+                    resume=self._resume,
+                    world_size=_world_size(),
+                )
+                break
+            except StateError as error:
+                if not self._numbered or error.code != "GS305":
+                    raise
+        if self._writer is not None:
+            self.path = self._writer.path
+            # After the writer's own, so that it is called before it.
+            self._at_end = AtEnd(self._drain)
+
+    def _candidates(self) -> list[Path]:
+        first = self._wanted
+        if not self._numbered:
+            return [first]
+        further = [f"{first.stem}.{n}{first.suffix}" for n in range(2, 1000)]
+        return [first, *(first.with_name(name) for name in further)]
+
+    def before_end(self, drain: Callable[[], None]) -> None:
+        """Call this before the file is closed, to hand over what is on its way."""
+        self._before_end = drain
+
+    def due(self, step: int) -> bool:
+        """Return whether peaks and samples of a healthy step are wanted."""
+        return self._writer is not None and self._writer.due(step)
+
+    def see(
+        self,
+        record: StepRecord,
+        judgement: Judgement,
+        culprits: Sequence[str] = (),
+        peaks: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record one step. Never waits for the disk.
+
+        Args:
+            record: The step's facts. Steps come in order.
+            judgement: What the judge made of them.
+            culprits: The names of the tensors that were not finite.
+            peaks: The largest scaled magnitude of each tensor, if something happened
+                or `due(step)`. Not to be changed afterwards.
+        """
+        if not self._begun:
+            self.begin()
+        writer = self._writer
+        if writer is None:
+            return
+        step, verdict = record.step, judgement.verdict.value
+        writer.step(
+            step,
+            record.scale,
+            record.applied,
+            verdict,
+            record.grad_norm,
+            record.amax if record.read else None,
+            record.loss,
+        )
+        for finding in judgement.findings:
+            where = finding.where or None
+            writer.event(finding.code, step=step, where=where, data=finding.as_dict())
+        if culprits and tuple(culprits) != self._blamed:
+            # The same ones again say nothing new, and would fill the file.
+            self._blamed = tuple(culprits)
+            named = {"culprits": self._blamed[:MOST_NAMES], "count": len(culprits)}
+            writer.event(verdict, step=step, where=culprits[0], data=named)
+        if peaks:
+            writer.peaks(step, peaks)
+
+    def sample(self, step: int, samples: Mapping[str, TensorSample]) -> None:
+        """Record what the underflow meter counted at a step, by tensor."""
+        if self._writer is not None:
+            self._writer.samples(step, samples)
+
+    def event(self, code: str, **facts: Any) -> None:
+        """Record something that happened outside of the judge, if a file is there."""
+        if self._writer is not None:
+            self._writer.event(code, **facts)
+
+    def close(self, end: str = "closed") -> None:
+        """Write what is left; a second call does nothing."""
+        self._drain()
+        if self._at_end is not None:
+            self._at_end.cancel()
+            self._at_end = None
+        if self._writer is not None:
+            self._writer.close(end)
+            self._writer = None
+
+    def _drain(self) -> None:
+        drain, self._before_end = self._before_end, None
+        if drain is not None and os.getpid() == self._pid:
+            drain()
+
+
+class Chronicle:
+    """Judges late rows in order and hands them to a recorder.
+
+    Args:
+        recorder: Where they go.
+        judge: Who judges them.
+    """
+
+    def __init__(self, recorder: Recorder, judge: Judge | None = None) -> None:
+        self.recorder = recorder
+        self._judge = Judge() if judge is None else judge
+        # The newest is of this update, the oldest of the update now due.
+        self._peaks: deque[Peaks | None] = deque(maxlen=LAG + 1)
+
+    def see(self, late: list[LateRow] | None, peaks: Peaks | None = None) -> None:
+        """See what an exchange of the mailbox returned. Call it once an exchange.
+
+        Args:
+            late: The rows now due, of the update `LAG` calls ago.
+            peaks: Returns those of the update that was just made.
+        """
+        self._peaks.append(peaks)
+        if not late:
+            return
+        for one in late[:-1]:
+            self._see(one, None)
+        self._see(late[-1], self._peaks[0] if len(self._peaks) > LAG else None)
+
+    def _see(self, late: LateRow, peaks: Peaks | None) -> None:
+        record = record_of(late.row, late.step)
+        well = record.finite and record.norm_finite and record.read
+        seen = {} if well or peaks is None else peaks()
+        culprits = [name for name, peak in seen.items() if not math.isfinite(peak)]
+        # A peak is NaN if there is one, and infinite only if there is none.
+        nan = any(math.isnan(peak) for peak in seen.values())
+        record = record._replace(nan=nan) if nan else record
+        judgement = self._judge.see(record, culprits)
+        self.recorder.see(record, judgement, culprits, seen)
+
+
+def _described(policy: AnyPolicy | None) -> dict[str, Any] | None:
+    if policy is None:
+        return None
+    return {"kind": type(policy).__name__, **asdict(policy)}
+
+
+def _world_size() -> int:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    given = os.environ.get("WORLD_SIZE", "")
+    return int(given) if given.isdecimal() else 1
