@@ -5,7 +5,8 @@ GradscaleError
 ├── OrderError       a call at a moment when it cannot be right
 ├── GradientError    a gradient that cannot be read or unscaled
 ├── StateError       a checkpoint or a run file that cannot be gone on with
-└── ScaleCollapsed   the scale is at its floor and gradients are still not finite
+├── ScaleCollapsed   the scale is at its floor and gradients are still not finite
+└── HopelessRun      no scale can help; the code and the text say why
 
 Each also derives from the built-ins that the replaced scaler raises for the same
 mistake, so that an `except` clause written for it goes on working.
@@ -66,6 +67,10 @@ class StateError(GradscaleError, RuntimeError, ValueError, KeyError):
 
 class ScaleCollapsed(GradscaleError, FloatingPointError):
     """The scale is at its floor and gradients are still not finite."""
+
+
+class HopelessRun(GradscaleError, FloatingPointError):
+    """No scale can help this run; the code and the text say why."""
 
 
 class GradscaleWarning(UserWarning):

@@ -19,6 +19,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch) -> None:
+    """Write bundles of runs that are stopped into a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def looks_in_cpp() -> Any:
     """Return the looks in C++; nobody uses them yet."""

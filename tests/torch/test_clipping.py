@@ -290,3 +290,16 @@ def test_optimizers_and_parameters_together_are_refused():
     param = parameter(2)
     with pytest.raises(ConfigError, match="was given Parameter, SGD"):
         GradScaler("cpu").clip_grad_norm_([SGD([param], lr=1.0), param], 1.0)
+
+
+def test_a_clip_before_there_are_gradients_does_not_settle_their_scale():
+    scaler, param = GradScaler("cpu", init_scale=4.0), parameter(2)
+    optimizer = torch.optim.SGD([param], lr=0.5)
+    scaler.scale(planted(param, 0.5)).backward()
+    scaler.reset(optimizer)
+    optimizer.zero_grad()
+    scaler.update(2.0)
+    scaler.clip_grad_norm_(optimizer, 1024.0)
+    scaler.scale(planted(param, 0.5)).backward()
+    scaler.step(optimizer)
+    assert param.tolist() == [-0.25, -0.25]

@@ -37,8 +37,8 @@ class Run:
         late = self.box.exchange(self.ledger)
         if late is None:
             return None
-        assert all(row == [float(step)] * len(ROW) for step, row in late)
-        return [step for step, _ in late]
+        assert all(one.row == [float(one.step)] * len(ROW) for one in late)
+        return [one.step for one in late]
 
 
 def test_facts_arrive_two_steps_late_and_in_order():
@@ -57,7 +57,7 @@ def test_facts_are_those_of_the_moment_they_were_posted():
     run.update()
     run.ledger.ring.fill_(-1.0)
     run.ledger.total.tally.fill_(99)
-    assert run.box.exchange(run.ledger) == [(1, [1.0] * len(ROW))]
+    assert run.box.exchange(run.ledger) == [(1, [1.0] * len(ROW), None)]
 
 
 def test_every_row_arrives_once_over_many_rounds_of_the_ring():

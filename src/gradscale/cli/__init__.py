@@ -14,12 +14,15 @@ from gradscale import __version__
 class Commands(TyperGroup):
     """Every module of this folder is a command; its function has the same name.
 
+    Those that begin with _ are what commands share.
+
     A command is imported when it is called: explaining a code needs no framework.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        return [module.name for module in iter_modules(__path__)]
+        names = (module.name for module in iter_modules(__path__))
+        return [name for name in names if not name.startswith("_")]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return one command, or None if there is none of this name."""
@@ -27,7 +30,8 @@ class Commands(TyperGroup):
             return None
         module = import_module(f"gradscale.cli.{cmd_name}")
         alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        alone.command(cmd_name)(getattr(module, cmd_name))
+        settings = getattr(module, "CONTEXT", None)
+        alone.command(cmd_name, context_settings=settings)(getattr(module, cmd_name))
         return built(alone)
 
 

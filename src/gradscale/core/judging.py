@@ -11,8 +11,10 @@ from gradscale.core.findings import Finding
 from gradscale.core.grounds import Facts
 from gradscale.core.verdicts import StepRecord, Verdict, classify
 
-# Steps in a row after which a loss, a fixed scale or a missing gradient is no chance.
+# Steps in a row after which a fixed scale or a missing gradient is no chance.
 HOPELESS_AFTER = 10
+# The same of a loss. Live, facts are two steps old: a run is stopped within ten.
+LOSSES_HOPELESS_AFTER = 8
 # Gradients that stay bad over so many bits of scale are bad at any: NaN, or only
 # infinity. Recorded runs drop by up to 8 bits from one batch to the next, never for
 # as many steps in a row.
@@ -234,7 +236,7 @@ class Judge:
             found.append(grounds.weights(facts))
         elif verdict is Verdict.COLLAPSE:
             found.append(grounds.collapse(facts))
-        elif loss.length >= HOPELESS_AFTER:
+        elif loss.length >= LOSSES_HOPELESS_AFTER:
             found.append(grounds.loss(facts, loss.length, over=False, hopeless=True))
         elif verdict is Verdict.GENUINE:
             found.append(grounds.genuine(facts))

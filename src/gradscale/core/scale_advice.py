@@ -1,11 +1,14 @@
 """Which scale to take instead, in a line that a person reads."""
 
+from math import ceil, log2
+
 from gradscale.core.findings import power
 from gradscale.core.underflow import (
     TOLERATED,
     Histogram,
     fate,
     largest_scale,
+    lost_share,
     shift_between,
     smallest_scale,
 )
@@ -52,10 +55,19 @@ def _verdict(seen: Histogram, tolerated: float) -> str:
             f"raise S to {power(low)}: lost elements {percent(now.lost)} -> "
             f"{percent(moved.lost)}"
         )
-    most = "" if high is None else f" to {power(high)}"
-    return (
-        f"keep S={here}: lost elements {percent(now.lost)}; {power(low)}{most} would do"
-    )
+    hidden = lost_share(seen)
+    if hidden > tolerated:
+        # As flat as `suspected` takes it: half as many with each octave.
+        octaves = ceil(log2(hidden / tolerated))
+        if high is not None:
+            octaves = min(octaves, shift_between(seen.scale, high))
+        return (
+            f"raise S to {power(seen.scale * 2.0**octaves)}: by the smallest that are "
+            f"left, backward flushed about {percent(hidden)} of the elements, and "
+            f"{percent(hidden / 2.0**octaves)} there"
+        )
+    most = "" if high is None else f"; up to {power(high)} nothing overflows"
+    return f"keep S={here}: lost elements {percent(now.lost)}{most}"
 
 
 def _about_zeros(seen: Histogram, tolerated: float) -> str:

@@ -183,7 +183,8 @@ def fate(seen: Histogram, shift: int = 0) -> Fate:
     Exact, but for magnitudes of exactly 2^-25 (taken for 2^-24, they become 0) and
     from 65520 to 65536 (taken for finite, they become infinite). Elements outside of
     the bins count as lost, or as too large, at every scale: where they are is not
-    known.
+    known. Of gradients that float16 has rounded before, the bins below 2^-20 tell of
+    lower scales only roughly.
 
     >>> fate(Histogram(1.0, 5, 0, -26, (60, 20, 20), 0, 0)).lost
     0.6
@@ -203,6 +204,30 @@ def fate(seen: Histogram, shift: int = 0) -> Fate:
         overflowed=seen.above + seen.between(large, max(end, large)),
         nonfinite=seen.nonfinite,
     )
+
+
+def suspected(seen: Histogram) -> int:
+    """Return how many zeros a backward pass in float16 may have flushed.
+
+    Told from one scale, as if densities near 0 were flat: zeros are then what was
+    below 2^-25, and the first bin what was from there to three times as much. 0 if
+    there are smaller elements than float16 has: then nothing was flushed.
+
+    >>> suspected(Histogram(1.0, 500, 0, -24, (600, 1100, 2500), 0, 0))
+    300
+    """
+    if seen.deep or seen.between(seen.lowest, -24):
+        return 0
+    return min(seen.zeros, seen.between(-24, -23) // 2)
+
+
+def lost_share(seen: Histogram) -> float:
+    """Return the share of elements too small for float16, suspected zeros included.
+
+    Of those that are finite, and either not 0 or suspected not to have been.
+    """
+    hidden = suspected(seen)
+    return (fate(seen).flushed + hidden) / max(seen.nonzero + hidden, 1)
 
 
 def shift_between(low: float, high: float) -> int:

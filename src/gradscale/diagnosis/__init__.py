@@ -3,6 +3,7 @@
 `diagnose_run` reads one run, `compare_runs` two.
 """
 
+from gradscale.diagnosis.comparison import Comparison, compare_runs
 from gradscale.diagnosis.diagnosis import Diagnosis, diagnose_run
 
-__all__ = ["Diagnosis", "diagnose_run"]
+__all__ = ["Comparison", "Diagnosis", "compare_runs", "diagnose_run"]

@@ -59,13 +59,20 @@ class Who(NamedTuple):
     Attributes:
         names: In the order in which they were recorded.
         nan: Those that were NaN, as far as peaks were kept.
+        number: How many there were; long lists are cut short.
     """
 
     names: tuple[str, ...]
     nan: frozenset[str]
+    number: int
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The names, and an empty one for each that was cut off."""
+        return self.names + ("",) * (self.number - len(self.names))
 
 
-NOBODY = Who((), frozenset())
+NOBODY = Who((), frozenset(), 0)
 
 
 class Culprits:
@@ -79,20 +86,31 @@ class Culprits:
     def __init__(self, run: Run, events: Iterable[EventRow]) -> None:
         self._run = run
         self._peaks = set(run.peak_steps())
-        self._named: dict[int, tuple[str, ...]] = {}
+        self._named: dict[int, tuple[tuple[str, ...], int]] = {}
+        self._blamed: tuple[tuple[str, ...], int] = ((), 0)
         self.places: list[Place] = []
         self._counts: dict[str, Culprit] = {}
         for event in events:
             self._take(event)
 
     def at(self, step: int) -> Who:
-        """Return who was not finite in a step that was skipped, and count it."""
-        named = self._named.get(step, ())
+        """Return who was not finite in a step that was skipped, and count it.
+
+        Steps come in order. Where no event names the tensors, they are those of the
+        step before: the same ones are not named twice.
+        """
+        if step in self._named:
+            self._blamed = self._named[step]
+        named, count = self._blamed
         peaks = self._run.peaks(step) if step in self._peaks else {}
         bad = tuple(name for name, peak in peaks.items() if not math.isfinite(peak))
         nan = frozenset(name for name in bad if math.isnan(peaks[name]))
-        # Events list the tensors in the order of backward, peaks all of them.
-        names = named + tuple(name for name in bad if name not in named)
+        if bad:
+            # Events list tensors in the order of backward, peaks have all of them.
+            first = tuple(name for name in named if name in bad)
+            named = first + tuple(name for name in bad if name not in first)
+            count = len(named)
+        names = named
         if not names:
             return NOBODY
         for place, name in enumerate(names):
@@ -101,7 +119,7 @@ class Culprits:
             culprit.first_in += place == 0
             culprit.nan += name in nan
             culprit.last = step
-        return Who(names, nan)
+        return Who(names, nan, count)
 
     def top(self) -> tuple[Culprit, ...]:
         """Return all culprits, the most frequent first."""
@@ -125,11 +143,18 @@ class Culprits:
             return
         names = data.get("culprits")
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            self._named[event.step] = tuple(names)
+            count = data.get("count", len(names))
+            self._named[event.step] = tuple(names), max(int(count), len(names))
         elif event.where and event.code.startswith("GS2") and "what" not in data:
-            before = self._named.get(event.step, ())
+            before, _ = self._named.get(event.step, ((), 0))
             if event.where not in before:
-                self._named[event.step] = (*before, event.where)
+                self._named[event.step] = (*before, event.where), len(before) + 1
+
+
+def tensors_in(run: Run, meta: Mapping[str, Any]) -> int:
+    """Return how many gradient tensors a run has, 0 if that is not known."""
+    names = meta.get("parameters")
+    return len(names) if isinstance(names, list) else len(run.tensors)
 
 
 def _place(step: int, data: Mapping[str, Any]) -> Place | None:

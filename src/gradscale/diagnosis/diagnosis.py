@@ -11,7 +11,7 @@ from gradscale.core.catalogue import BY_CODE
 from gradscale.core.findings import SEVERITY, Finding, Health, by_severity
 from gradscale.core.judging import Judge
 from gradscale.core.verdicts import StepRecord, Verdict
-from gradscale.diagnosis.culprits import NOBODY, Culprit, Culprits, Place
+from gradscale.diagnosis.culprits import NOBODY, Culprit, Culprits, Place, tensors_in
 from gradscale.diagnosis.records import Bounds, Records, bounds_of
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
 from gradscale.diagnosis.underflow import Meter, Underflow
@@ -19,7 +19,10 @@ from gradscale.runfile import EventRow, Run, StepRow
 
 # Between two reports of progress.
 REPORT_EVERY = 4096
-_BY_CODE = {verdict.code: verdict for verdict in Verdict}
+# Steps of these verdicts had nothing that was not finite.
+_SOUND = (Verdict.OK.code, Verdict.UNDERFLOW.code, Verdict.NO_GRADIENTS.code)
+# Findings that are always hopeless; a recorded one does not say.
+_HOPELESS = ("GS202", "GS207", "GS208")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,11 +140,10 @@ def diagnose_run(
     meta, events = run.meta, list(run.events())
     bounds = bounds_of(meta)
     culprits = Culprits(run, events)
-    judge = Judge(tensors=_tensors(meta, run))
+    judge = Judge(tensors=tensors_in(run, meta))
     records = Records(None if bounds is None else bounds.floor)
     sampled = set(run.sampled_steps())
-    scales: dict[int, float] = {}
-    meter, timeline = Meter(scales), Timeline()
+    meter, timeline = Meter(), Timeline()
     found: list[Finding] = []
     first: StepRow | None = None
     row: StepRow | None = None
@@ -152,14 +154,13 @@ def diagnose_run(
         first = first or row
         who, lost = NOBODY, None
         if row.step in sampled:
-            scales[row.step] = row.scale
-            lost = meter.see(row.step, list(run.samples(row.step)))
+            lost = meter.see(row.step, row.scale, list(run.samples(row.step)))
         if row.applied:
             applied += 1
-        elif row.verdict != Verdict.OK.code:
+        elif row.verdict not in _SOUND:
             who = culprits.at(row.step)
         record = records.of(row, bool(who.nan), lost)
-        verdict, said = judge.see(record, who.names)
+        verdict, said = judge.see(record, who.counted)
         if said:
             found += said
         if record.finite and record.amax:
@@ -193,12 +194,6 @@ def diagnose_run(
     )
 
 
-def _tensors(meta: Mapping[str, Any], run: Run) -> int:
-    """Return how many gradient tensors the run has, 0 if that is not known."""
-    names = meta.get("parameters")
-    return len(names) if isinstance(names, list) else len(run.tensors)
-
-
 def _with_place(finding: Finding, culprits: Culprits) -> Finding:
     """Return a finding with the module that an instrument named, if one did."""
     place = None if finding.normal else culprits.place(finding.since)
@@ -218,7 +213,11 @@ def _recorded(events: Iterable[EventRow], known: set[str]) -> list[Finding]:
     first: dict[str, EventRow] = {}
     times: Counter[str] = Counter()
     for event in events:
-        if event.code not in _BY_CODE and event.code not in known | set(SEVERITY):
+        if event.code in known or event.code.startswith("GS0"):
+            continue
+        # Of the codes that a judge gives, events also say who was not finite.
+        told = isinstance(event.data, Mapping) and "what" in event.data
+        if told or event.code not in SEVERITY:
             first.setdefault(event.code, event)
             times[event.code] += 1
     return [_message(event, times[code]) for code, event in first.items()]
@@ -227,21 +226,19 @@ def _recorded(events: Iterable[EventRow], known: set[str]) -> list[Finding]:
 def _message(event: EventRow, times: int) -> Finding:
     entry = BY_CODE.get(event.code)
     data = event.data if isinstance(event.data, Mapping) else {}
-    step = event.step or 0
-    plain = {
-        name: value
-        for name, value in data.items()
-        if isinstance(value, (str, int, float)) and name != "what"
-    }
+    evidence, advice = data.get("evidence"), data.get("advice")
     summary = entry.summary if entry else "a message that this version does not know"
+    known = entry.advice if entry else ()
+    seen = evidence if isinstance(evidence, Mapping) else {}
     return Finding(
         code=event.code,
         where=event.where or "",
-        step=step,
-        since=step,
+        step=event.step or 0,
+        since=event.step or 0,
         what=str(data.get("what") or summary),
         cost="",
-        evidence={"times": times, **plain},
-        advice=tuple(entry.advice) if entry else (),
+        evidence={"times": times, **seen},
+        advice=tuple(map(str, advice)) if isinstance(advice, list) else tuple(known),
         more=f"gradscale explain {event.code}",
+        hopeless=event.code in _HOPELESS,
     )

@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gradscale.core.alarms import exponent
@@ -20,6 +21,13 @@ STEADY = "steady"
 _TAKEN = (_INDEX[Verdict.UNDERFLOW], _INDEX[Verdict.NO_GRADIENTS])
 # Verdicts that a steady run has now and then.
 _PASSING = (Verdict.OK, Verdict.PROBING, Verdict.OVERFLOW)
+# Verdicts that are not given for one step alone, or end a run.
+_TELLING = (
+    Verdict.CALIBRATING,
+    Verdict.COLLAPSE,
+    Verdict.GENUINE,
+    Verdict.WEIGHTS_NONFINITE,
+)
 
 
 class Mark(NamedTuple):
@@ -68,6 +76,13 @@ class Timeline:
         for step, place in zip(self._mark_steps, self._mark_verdicts, strict=True):
             yield Mark(step, self.at(step), VERDICTS[place])
 
+    def last_mark(self) -> Mark | None:
+        """Return the last step that was not ok."""
+        if not self._mark_steps:
+            return None
+        step = self._mark_steps[-1]
+        return Mark(step, self.at(step), VERDICTS[self._mark_verdicts[-1]])
+
     def verdicts(self, steps: int) -> dict[Verdict, int]:
         """Return how often each verdict was given in a run of so many steps."""
         counts = Counter(self._mark_verdicts)
@@ -93,7 +108,7 @@ class Timeline:
         span = self.last - self.first + 1
         edges = [self.first + span * column // width for column in range(width + 1)]
         pieces = []
-        for begin, end in zip(edges, edges[1:], strict=False):
+        for begin, end in pairwise(edges):
             place = max(0, bisect_right(self._steps, begin) - 1)
             stop = max(place + 1, bisect_right(self._steps, max(begin, end - 1)))
             piece = self._log2[place:stop]
@@ -130,8 +145,9 @@ def phases_of(timeline: Timeline) -> tuple[Phase, ...]:
     """Cut a run into phases.
 
     A phase of trouble is three or more steps of one verdict with fewer than ten others
-    between two of them; skips that lead up to it without a gap belong to it. For
-    `calibrating`, one step is enough. All that is between is steady.
+    between two of them; skips that lead up to it without a gap belong to it. One step
+    is enough for verdicts that say something of those before it. All that is between
+    is steady.
     """
     if not timeline.last:
         return ()
@@ -172,7 +188,7 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
 
 
 def _lasting(verdict: Verdict, steps: int) -> bool:
-    return steps >= LASTING or (steps > 0 and verdict is Verdict.CALIBRATING)
+    return steps >= LASTING or (steps > 0 and verdict in _TELLING)
 
 
 def _phase(timeline: Timeline, name: str, first: int, last: int) -> Phase:

@@ -1,97 +1,71 @@
 """What the scale loses at the small end, and what another would lose."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from gradscale.runfile import BINS, LOWEST_EXPONENT, SampleRow, TensorSample
+from gradscale.core.findings import power
+from gradscale.core.flushed import Flushed, closest_pair, estimate_flushed
+from gradscale.core.scale_advice import advice, percent
+from gradscale.core.underflow import (
+    TOLERATED,
+    Histogram,
+    fate,
+    histogram_of,
+    largest_scale,
+    pooled,
+    shift_between,
+)
+from gradscale.runfile import LOWEST_EXPONENT, SampleRow
 
-# float16 has ten exponents of subnormals below its normal ones.
-SUBNORMAL_BINS = 10
-# Bits free above the largest gradient: batches differ.
-SPARE_BITS = 2
 # Other scales that the table shows, in bits from the present one.
 SHIFTS = (-8, -4, 4, 8)
+# Bits that stay free above the largest gradient: batches differ.
+SPARE_BITS = 2
+# How the gradient of a module's output is named: not a parameter's.
+_ACTIVATION = " (output)"
 
 
-class Sum(NamedTuple):
-    """Counts of one tensor, or of several together, at one step."""
+def lost_at(seen: Histogram, shift: int) -> float | None:
+    """Return the share that a scale 2^shift times as high loses; None if it overflows.
 
-    total: int
-    zeros: int
-    below: int
-    above: int
-    nonfinite: int
-    histogram: tuple[int, ...]
+    How far below 2^-24 the smallest elements are, a run file does not say. For a
+    higher scale their number is taken to fall by the same factor from bin to bin, such
+    that it goes on where the first bin ends. Histograms fall faster than that, so this
+    errs upwards.
 
-    @property
-    def subnormals(self) -> int:
-        """Elements that float16 holds with fewer digits."""
-        return sum(self.histogram[:SUBNORMAL_BINS])
-
-    def lost(self, shift: int = 0) -> float:
-        """Return the share of elements in (0, 2^-24) if the scale were 2^shift higher.
-
-        Elements that are 0 are not counted: they may have been 0 before. Of those
-        that are below 2^-24 now, it is not known how far: a higher scale is taken to
-        lose all of them still, so that the truth is never worse.
-
-        >>> Sum(8, 0, 2, 0, 0, (1, 1, *(0,) * 36, 4, 0)).lost(-1)
-        0.375
-        """
-        gone = self.below + sum(self.histogram[: max(0, -shift)])
-        return gone / self.total if self.total else 0.0
-
-    def overflows(self, shift: int) -> bool:
-        """Tell whether some element would leave float16 at a scale 2^shift higher."""
-        top = BINS - max(0, shift)
-        return bool(self.above or self.nonfinite or any(self.histogram[max(0, top) :]))
-
-    @property
-    def headroom(self) -> int:
-        """Whole bits between the largest magnitude and 2^16; BINS if all is 0."""
-        filled = [place for place, count in enumerate(self.histogram) if count]
-        return 0 if self.above else BINS - 1 - filled[-1] if filled else BINS
-
-
-def added(samples: Iterable[TensorSample]) -> Sum:
-    """Return the counts of several tensors together."""
-    total = zeros = below = above = nonfinite = 0
-    bins = [0] * BINS
-    for sample in samples:
-        total += sample.total
-        zeros += sample.zeros
-        below += sample.below
-        above += sample.above
-        nonfinite += sample.nonfinite
-        for place, count in enumerate(sample.histogram):
-            if count:
-                bins[place] += count
-    return Sum(total, zeros, below, above, nonfinite, tuple(bins))
+    >>> seen = Histogram(1.0, 0, 4, -24, (4, 1, *(0,) * 36, 7, 0), 0, 0)
+    >>> lost_at(seen, 0), lost_at(seen, -2), lost_at(seen, 1), lost_at(seen, 2)
+    (0.25, 0.5, 0.125, None)
+    """
+    told = fate(seen, shift)
+    if told.overflowed or seen.nonfinite:
+        return None
+    if shift <= 0 or not seen.deep:
+        return told.lost
+    falls = seen.deep / (seen.deep + seen.between(LOWEST_EXPONENT, LOWEST_EXPONENT + 1))
+    return told.lost * falls**shift
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss:
-    """What one tensor loses. Shares of its elements, in [0, 1].
+class Lost:
+    """What one tensor loses.
 
     Attributes:
         tensor: Its name; empty for all together.
         elements: How many it has.
-        zeros: Exactly 0, for whatever reason.
-        flushed: Of these, about as many as were not 0 at a higher scale; None if no
-            higher scale was sampled.
-        lost: Above 0 and below 2^-24, which float16 cannot hold.
-        subnormals: Held with fewer digits.
-        at: The share that would be lost at another scale, by its distance in bits;
-            None where it would overflow.
+        zeros: The share of them that is exactly 0, for whatever reason.
+        lost: The share of the others that is too small for float16.
+        subnormal: The share of the others that has fewer digits.
+        at: What would be lost at another scale, by its distance in bits; None where
+            something would overflow.
     """
 
     tensor: str
     elements: int
     zeros: float
-    flushed: float | None
     lost: float
-    subnormals: float
+    subnormal: float
     at: Mapping[int, float | None]
 
 
@@ -100,106 +74,109 @@ class Underflow:
     """What the present scale loses, and what another would.
 
     Attributes:
-        step: The last step that was sampled.
-        scale: Its scale.
+        step: The last step that was sampled and finite.
         samples: How many steps were sampled.
-        whole: All tensors together.
-        tensors: Each tensor, the one that loses most first.
-        histogram: Counts of all tensors together; bin i has magnitudes of scaled
-            gradients in [2^(i - 24), 2^(i - 23)).
-        zeros: Elements that are exactly 0.
-        below: Elements in (0, 2^-24).
-        above: Finite elements of 2^16 and more.
-        raise_bits: By how many bits the scale could be raised; 0 if by none.
+        seen: The gradients of that step, all together; the scale is in it.
+        whole: What all tensors together lose.
+        tensors: What each tensor loses, the one that loses most first.
+        advice: Whether another scale would lose less, in a line.
+        flushed: What backward flushed to 0, told from two scales; None if there was
+            but one.
     """
 
     step: int
-    scale: float
     samples: int
-    whole: Loss
-    tensors: tuple[Loss, ...]
-    histogram: tuple[int, ...]
-    zeros: int
-    below: int
-    above: int
-    raise_bits: int
+    seen: Histogram
+    whole: Lost
+    tensors: tuple[Lost, ...]
+    advice: str
+    flushed: Flushed | None
+
+    @property
+    def scale(self) -> float:
+        """The scale of that step."""
+        return self.seen.scale
 
     def as_dict(self) -> dict[str, Any]:
         """Return the table as JSON has it."""
-        return {**asdict(self), "lowest_exponent": LOWEST_EXPONENT}
+        return {
+            "step": self.step,
+            "samples": self.samples,
+            "scale": self.scale,
+            "advice": self.advice,
+            "flushed": self.flushed._asdict() if self.flushed else None,
+            "histogram": self.seen._asdict(),
+            "whole": asdict(self.whole),
+            "tensors": [asdict(lost) for lost in self.tensors],
+        }
 
 
 @dataclass
 class Meter:
-    """Reads samples in the order of steps and keeps what the table needs.
+    """Reads samples in the order of steps and keeps what the table needs."""
 
-    Attributes:
-        scales: The scale of each sampled step.
-    """
-
-    scales: Mapping[int, float]
-    _steps: int = 0
+    _seen: list[Histogram] = field(default_factory=list)
     _step: int = 0
-    _now: dict[str, TensorSample] = field(default_factory=dict)
-    # The smallest share of zeros of each tensor, for each scale it was sampled at.
-    _zeros: dict[str, dict[float, float]] = field(default_factory=dict)
+    _parts: dict[str, Histogram] = field(default_factory=dict)
 
-    def see(self, step: int, rows: Sequence[SampleRow]) -> float | None:
+    def see(self, step: int, scale: float, rows: Sequence[SampleRow]) -> float | None:
         """Take in the samples of one step; return the share of all that is lost."""
-        scale = self.scales.get(step)
-        whole = added(row.sample for row in rows)
-        if scale is None or not whole.total:
+        parts = {
+            row.tensor: histogram_of(row.sample, scale)
+            for row in rows
+            if not row.tensor.endswith(_ACTIVATION)
+        }
+        if not parts:
             return None
-        for row in rows:
-            share = row.sample.zeros / row.sample.total if row.sample.total else 0.0
-            kept = self._zeros.setdefault(row.tensor, {})
-            kept[scale] = min(share, kept.get(scale, 1.0))
+        whole = pooled(parts.values())
+        self._seen.append(whole)
         if not whole.nonfinite:
-            self._step, self._now = step, {row.tensor: row.sample for row in rows}
-        self._steps += 1
-        return whole.lost()
+            self._step, self._parts = step, parts
+        return fate(whole).lost
 
     def table(self) -> Underflow | None:
         """Return the table; None if no finite step was sampled."""
-        if not self._now:
+        if not self._parts:
             return None
-        whole = added(self._now.values())
-        parts = [self._loss(name, added([s])) for name, s in self._now.items()]
-        parts.sort(key=lambda each: (-each.lost, -(each.flushed or 0), -each.subnormals))
-        flushed = [(p.flushed, p.elements) for p in parts if p.flushed is not None]
-        known = sum(elements for _, elements in flushed)
-        share = sum(part * elements for part, elements in flushed) / known if known else 0
-        total = self._loss("", whole, share if known else None)
+        whole = pooled(self._parts.values())
+        tensors = [_lost(name, seen) for name, seen in self._parts.items()]
+        tensors.sort(key=lambda each: (-each.lost, -each.subnormal))
+        pair = closest_pair(self._seen)
         return Underflow(
             step=self._step,
-            scale=self.scales[self._step],
-            samples=self._steps,
-            whole=total,
-            tensors=tuple(parts),
-            histogram=whole.histogram,
-            zeros=whole.zeros,
-            below=whole.below,
-            above=whole.above,
-            raise_bits=max(0, min(whole.headroom, BINS) - SPARE_BITS),
+            samples=len(self._seen),
+            seen=whole,
+            whole=_lost("", whole),
+            tensors=tuple(tensors),
+            advice=_advice(whole),
+            flushed=estimate_flushed(*pair) if pair else None,
         )
 
-    def _loss(self, name: str, counts: Sum, flushed: float | None = None) -> Loss:
-        total = counts.total or 1
-        zeros = counts.zeros / total
-        if name:
-            scale = self.scales[self._step]
-            higher = [z for at, z in self._zeros[name].items() if at > scale]
-            flushed = max(0.0, zeros - min(higher)) if higher else None
-        at = {
-            shift: None if counts.overflows(shift) else counts.lost(shift)
-            for shift in SHIFTS
-        }
-        return Loss(
-            tensor=name,
-            elements=counts.total,
-            zeros=zeros,
-            flushed=flushed,
-            lost=counts.lost(),
-            subnormals=counts.subnormals / total,
-            at=at,
-        )
+
+def _lost(name: str, seen: Histogram) -> Lost:
+    told = fate(seen)
+    return Lost(
+        tensor=name,
+        elements=seen.total,
+        zeros=seen.zeros / max(seen.total, 1),
+        lost=told.lost,
+        subnormal=told.coarse,
+        at={shift: lost_at(seen, shift) for shift in SHIFTS},
+    )
+
+
+def _advice(seen: Histogram) -> str:
+    """Return the line of advice; for elements below the bins, by extrapolation."""
+    now, highest = fate(seen).lost, largest_scale(seen)
+    if not seen.deep or now <= TOLERATED or highest is None:
+        return advice(seen)
+    bits = shift_between(seen.scale, highest) - SPARE_BITS
+    if bits <= 0:
+        return advice(seen)
+    shares = [(shift, lost_at(seen, shift) or 0.0) for shift in range(bits + 1)]
+    enough = (pair for pair in shares if pair[1] <= TOLERATED)
+    shift, lost = next(enough, shares[-1])
+    return (
+        f"raise S to {power(seen.scale * 2.0**shift)}: lost elements {percent(now)} -> "
+        f"about {percent(lost)}"
+    )

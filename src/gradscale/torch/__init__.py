@@ -2,5 +2,6 @@
 
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.sharded import ShardedGradScaler
+from gradscale.torch.watching import watch
 
-__all__ = ["GradScaler", "ShardedGradScaler"]
+__all__ = ["GradScaler", "ShardedGradScaler", "watch"]

@@ -158,17 +158,30 @@ class Reading:
 
     def culprits(self, multiplier: Tensor) -> list[Tensor]:
         """Return the parameters behind `found(multiplier)`. Syncs."""
+        flags = [
+            (place, flag)
+            for kind, bad in self._bad(multiplier)
+            for place, flag in zip(kind.positions, bad.tolist(), strict=True)
+        ]
+        return [self.params[place] for place, flag in sorted(flags) if flag]
+
+    def flags(self, multiplier: Tensor) -> list[tuple[list[Tensor], Tensor]]:
+        """Return parameters, and bool[n] where those behind `found` are. No sync."""
+        return [
+            ([self.params[place] for place in kind.positions], bad)
+            for kind, bad in self._bad(multiplier)
+        ]
+
+    def _bad(self, multiplier: Tensor) -> list[tuple[KindReading, Tensor]]:
         # A clip of what is not finite is no number, and would make all culprits.
         multiplier = torch.where(torch.isfinite(multiplier), multiplier, 1.0)
-        places: list[int] = []
-        for kind in self.kinds:
-            peaks = kind.each()
-            if peaks is not None:
-                here = peaks * multiplier.to(kind.device)
-                finite = torch.isfinite(here.to(kind.dtype)).tolist()
-                both = zip(kind.positions, finite, strict=True)
-                places += [i for i, ok in both if not ok]
-        return [self.params[i] for i in sorted(places)]
+        return [
+            (kind, ~torch.isfinite((peaks * here).to(kind.dtype)))
+            for kind in self.kinds
+            for peaks in [kind.each()]
+            if peaks is not None
+            for here in [moved(multiplier, kind.device)]
+        ]
 
 
 def _peak(kind: KindReading) -> Tensor:

@@ -250,6 +250,16 @@ def pickled_with_group() -> ConfigError:
     )
 
 
+def no_model() -> ConfigError:
+    """Say that there is nothing to replay."""
+    return ConfigError(
+        "diagnose() was called on a scaler that knows no model, and none that holds "
+        "the parameters of its last step was found. There are no modules to name. Pass "
+        "model= to the scaler.",
+        code="GS101",
+    )
+
+
 def closure_given() -> OrderError:
     """Say that a closure cannot be run."""
     return OrderError(

@@ -70,6 +70,7 @@ class Iteration:
         steps: What else is known, by the same key.
         params_clip: A clip of bare parameters; it counts for every optimizer.
         scaled: A loss was scaled since the last update.
+        losses: How many losses of one element these were.
         settled: The steps behind the last outcome; empty before the first.
         closed: The keys of the steps that the last update has closed, none if it only
             set the scale.
@@ -87,6 +88,7 @@ class Iteration:
         self.steps: dict[int, OpenStep] = {}
         self.params_clip: Clip | None = None
         self.scaled = False
+        self.losses = 0
 
     def abandon(self) -> None:
         """Forget also what an update has cut short."""

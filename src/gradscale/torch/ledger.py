@@ -61,7 +61,7 @@ KEPT = Kept._fields
 ROW = (*Facts._fields, *KEPT)
 # Steps that a graph may replay before the host looks again; 3 KiB of rows.
 RING = 64
-# Of a sheet, in i64: the tally and a gap, so that the ring begins at 16 bytes.
+# Of a sheet, in i64: the tally and the loss, so that the ring begins at 16 bytes.
 _HEAD = 4
 _Row = ctypes.c_float * len(ROW)
 
@@ -104,8 +104,9 @@ class Ledger:
         kept: f32[len(KEPT)], the fields of `Kept`; the properties are views of it.
         total: The account of all optimizers together.
         ring: f32[RING, len(ROW)], its last rows: that of step s at (s - 1) % RING.
-        sheet: i64[...], the tally of the total and the ring in one piece, for one copy
-            to carry both; `on_sheet` finds them.
+        loss: f32[], the sum of the losses of one element since the last update.
+        sheet: i64[...], the tally of the total, the loss and the ring in one piece, for
+            one copy to carry them; `on_sheet` finds them.
         zero, one, unasked: f32[], 0, 1 and -1, never written.
     """
 
@@ -114,6 +115,7 @@ class Ledger:
     kept: Tensor
     total: Account
     ring: Tensor
+    loss: Tensor
     sheet: Tensor
     zero: Tensor
     one: Tensor
@@ -166,6 +168,11 @@ def updates_on(sheet: Tensor) -> int:
     return ctypes.c_int64.from_address(sheet.data_ptr()).value
 
 
+def loss_on(sheet: Tensor) -> float:
+    """Return the loss of a sheet in host memory: a load, no operator runs."""
+    return ctypes.c_float.from_address(sheet.data_ptr() + (_HEAD - 1) * 8).value
+
+
 def row_on(sheet: Tensor, place: int) -> list[float]:
     """Return one row of a sheet in host memory: a load, no operator runs."""
     begin = sheet.data_ptr() + _HEAD * 8 + place * ctypes.sizeof(_Row)
@@ -186,6 +193,7 @@ def new_ledger(device: torch.device, scale: float) -> Ledger:
         kept=torch.zeros(len(KEPT), device=device),
         total=Account(row=torch.zeros(len(ROW), device=device), tally=tally),
         ring=ring,
+        loss=sheet[_HEAD - 1 : _HEAD].view(torch.float32)[0],
         sheet=sheet,
         zero=number(0.0),
         one=number(1.0),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradscale.torch.ledger import RING, Ledger, row_on, updates_on
+from gradscale.torch.ledger import RING, Ledger, loss_on, row_on, updates_on
 
 # A guard acts on the facts of exactly this many updates ago, so that every rank and
 # every resumed run acts in the same call.
@@ -20,10 +20,12 @@ class LateRow(NamedTuple):
     Attributes:
         step: Which update this was, counted from 1.
         row: The facts, in the order of `ledger.ROW`.
+        loss: The sum of the losses behind it; None if they are not known.
     """
 
     step: int
     row: list[float]
+    loss: float | None = None
 
 
 @dataclass
@@ -35,11 +37,13 @@ class _Slot:
             ledger is.
         arrived: Recorded after the copy; None where a read itself waits.
         void: The facts in it are forgotten.
+        has_loss: The loss in it is that of the last step.
     """
 
     sheet: Tensor
     arrived: torch.cuda.Event | None
     void: bool = False
+    has_loss: bool = False
 
 
 class Mailbox:
@@ -74,13 +78,19 @@ class Mailbox:
         for slot in self._posted:
             slot.void = True
 
-    def exchange(self, ledger: Ledger) -> list[LateRow] | None:
+    def exchange(
+        self, ledger: Ledger, *, has_loss: bool = False
+    ) -> list[LateRow] | None:
         """Post the ledger's rows; return those due, in order, each exactly once.
 
         Due is every step up to the update of `LAG` calls ago: that one alone, unless
         a graph was replayed in between, whose steps the host did not see. Waits only
         if those facts have not arrived yet. Not for use while a graph is being
         captured or compiled.
+
+        Args:
+            ledger: Of which the rows are.
+            has_loss: Its loss is known, and of the last step.
 
         Returns:
             None before there was such an update.
@@ -91,6 +101,7 @@ class Mailbox:
             self._posted.clear()
             self._starts, self._seen = ledger.total.starts, ledger.total.start
         self._posted.append(self._post(ledger))
+        self._posted[-1].has_loss = has_loss
         if len(self._posted) <= LAG:
             return None
         slot = self._posted.popleft()
@@ -122,8 +133,10 @@ class Mailbox:
             return []
         first = max(seen, updates - RING)
         self.lost += first - seen
-        steps = range(first, updates)
-        return [LateRow(s + 1, row_on(sheet, s % RING)) for s in steps]
+        late = [LateRow(s + 1, row_on(sheet, s % RING)) for s in range(first, updates)]
+        if slot.has_loss:
+            late[-1] = late[-1]._replace(loss=loss_on(sheet))
+        return late
 
 
 def _pinned_slot(like: Tensor) -> _Slot:

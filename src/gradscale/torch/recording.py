@@ -1,8 +1,6 @@
 """From the late facts of a run to its file."""
 
-import math
 import os
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,16 +10,12 @@ import torch
 from torch.utils.data import get_worker_info
 
 from gradscale.core.checkpoint import AnyPolicy
-from gradscale.core.judging import Judge, Judgement
+from gradscale.core.judging import Judgement
 from gradscale.core.verdicts import StepRecord
-from gradscale.errors import StateError
+from gradscale.errors import GradscaleError, StateError
 from gradscale.runfile import RunWriter, TensorSample
 from gradscale.runfile.notices import AtEnd
-from gradscale.torch.ledger import record_of
-from gradscale.torch.mailbox import LAG, LateRow
 
-# Peaks of one step, by name. Called only if something happened; may sync.
-Peaks = Callable[[], Mapping[str, float]]
 # So many culprits are listed by name; their number is told in any case.
 MOST_NAMES = 20
 
@@ -41,11 +35,12 @@ class Recorder:
     worker or by a process forked from the one that made the recorder.
 
     >>> import tempfile
+    >>> from gradscale.core.judging import Judge
     >>> from gradscale.core.policies import DynamicScale
     >>> from gradscale.runfile import open_run
     >>> folder = tempfile.TemporaryDirectory()
     >>> recorder = Recorder(folder.name + "/run.gs", policy=DynamicScale(), rank=0)
-    >>> judge, step = Judge(), StepRecord(1, 65536.0, False, False, amax=float("inf"))
+    >>> judge, step = Judge(), StepRecord(1, 65536.0, False, False, calibrated=False)
     >>> recorder.see(step, judge.see(step), ["head.weight"])
     >>> recorder.close()
     >>> with open_run(recorder.path) as run:
@@ -66,11 +61,14 @@ class Recorder:
         numbered: Where the name is taken take run.2.gs, run.3.gs and so on, for
             processes and scalers that know nothing of one another.
         quiet: What is found is written and not printed.
+        made: Called with the file once it is made.
+        failed: Called if it cannot be made, instead of raising.
         meta: What else is to be known of the run, as JSON has it.
 
     Attributes:
         path: The file that is written; None before the first step and where none is.
         quiet: As given.
+        begun: The first step was seen, and a file was made if one is to be.
     """
 
     def __init__(
@@ -83,6 +81,8 @@ class Recorder:
         resume: bool = False,
         numbered: bool = False,
         quiet: bool = False,
+        made: Callable[[Path], None] | None = None,
+        failed: Callable[[GradscaleError], None] | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> None:
         self.path: Path | None = None
@@ -93,10 +93,12 @@ class Recorder:
         self._rank = rank
         self._resume = resume
         self._numbered = numbered
+        self._made = made
+        self._failed = failed
         self._meta = dict(meta or {})
         self._pid = os.getpid()
         self._writer: RunWriter | None = None
-        self._begun = False
+        self.begun = False
         self._at_end: AtEnd | None = None
         self._before_end: Callable[[], None] | None = None
         self._blamed: tuple[str, ...] = ()
@@ -107,41 +109,47 @@ class Recorder:
         Raises:
             StateError: It cannot be made, or is there already.
         """
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
+            self.begun = True
             if os.getpid() == self._pid and get_worker_info() is None:
-                self._open()
+                try:
+                    self._open()
+                except StateError as error:
+                    if self._failed is None:
+                        raise
+                    self._failed(error)
         return self._writer is not None
 
     def _open(self) -> None:
         rank = rank_here() if self._rank is None else self._rank
         if rank != 0:
             return
-        names = [] if self._names is None else list(self._names())
+        # Asked once, and let go of: they may hold the scaler that holds this.
+        asked, self._names = self._names, None
+        names = [] if asked is None else list(asked())
         about = {"policy": _described(self._policy), "parameters": names}
-        for name in self._candidates():
+        self._writer = self._made_writer({**about, **self._meta})
+        self.path = self._writer.path
+        assert self.path is not None
+        if self._made is not None:
+            self._made(self.path)
+        # After the writer's own, so that it is called before it.
+        self._at_end = AtEnd(self._drain)
+
+    def _made_writer(self, meta: dict[str, Any]) -> RunWriter:
+        """Return the writer of the first file whose name is free."""
+        path, number = self._wanted, 1
+        while True:
             try:
-                self._writer = RunWriter(
-                    name,
-                    meta={**about, **self._meta},
-                    resume=self._resume,
-                    world_size=_world_size(),
+                return RunWriter(
+                    path, meta=meta, resume=self._resume, world_size=_world_size()
                 )
-                break
             except StateError as error:
                 if not self._numbered or error.code != "GS305":
                     raise
-        if self._writer is not None:
-            self.path = self._writer.path
-            # After the writer's own, so that it is called before it.
-            self._at_end = AtEnd(self._drain)
-
-    def _candidates(self) -> list[Path]:
-        first = self._wanted
-        if not self._numbered:
-            return [first]
-        further = [f"{first.stem}.{n}{first.suffix}" for n in range(2, 1000)]
-        return [first, *(first.with_name(name) for name in further)]
+            number += 1
+            name = f"{self._wanted.stem}.{number}{self._wanted.suffix}"
+            path = self._wanted.with_name(name)
 
     def before_end(self, drain: Callable[[], None]) -> None:
         """Call this before the file is closed, to hand over what is on its way."""
@@ -167,7 +175,7 @@ class Recorder:
             peaks: The largest scaled magnitude of each tensor, if something happened
                 or `due(step)`. Not to be changed afterwards.
         """
-        if not self._begun:
+        if not self.begun:
             self.begin()
         writer = self._writer
         if writer is None:
@@ -219,46 +227,6 @@ class Recorder:
             drain()
 
 
-class Chronicle:
-    """Judges late rows in order and hands them to a recorder.
-
-    Args:
-        recorder: Where they go.
-        judge: Who judges them.
-    """
-
-    def __init__(self, recorder: Recorder, judge: Judge | None = None) -> None:
-        self.recorder = recorder
-        self._judge = Judge() if judge is None else judge
-        # The newest is of this update, the oldest of the update now due.
-        self._peaks: deque[Peaks | None] = deque(maxlen=LAG + 1)
-
-    def see(self, late: list[LateRow] | None, peaks: Peaks | None = None) -> None:
-        """See what an exchange of the mailbox returned. Call it once an exchange.
-
-        Args:
-            late: The rows now due, of the update `LAG` calls ago.
-            peaks: Returns those of the update that was just made.
-        """
-        self._peaks.append(peaks)
-        if not late:
-            return
-        for one in late[:-1]:
-            self._see(one, None)
-        self._see(late[-1], self._peaks[0] if len(self._peaks) > LAG else None)
-
-    def _see(self, late: LateRow, peaks: Peaks | None) -> None:
-        record = record_of(late.row, late.step)
-        well = record.finite and record.norm_finite and record.read
-        seen = {} if well or peaks is None else peaks()
-        culprits = [name for name, peak in seen.items() if not math.isfinite(peak)]
-        # A peak is NaN if there is one, and infinite only if there is none.
-        nan = any(math.isnan(peak) for peak in seen.values())
-        record = record._replace(nan=nan) if nan else record
-        judgement = self._judge.see(record, culprits)
-        self.recorder.see(record, judgement, culprits, seen)
-
-
 def _described(policy: AnyPolicy | None) -> dict[str, Any] | None:
     if policy is None:
         return None
@@ -270,3 +238,18 @@ def _world_size() -> int:
         return torch.distributed.get_world_size()
     given = os.environ.get("WORLD_SIZE", "")
     return int(given) if given.isdecimal() else 1
+
+
+def recorder_of(
+    record: "str | os.PathLike[str] | Recorder | None",
+    policy: AnyPolicy,
+    model: torch.nn.Module | None,
+) -> Recorder | None:
+    """Return the recorder that a user asked for by a path, or gave."""
+    if record is None or isinstance(record, Recorder):
+        return record
+
+    def names() -> list[str]:
+        return [] if model is None else [name for name, _ in model.named_parameters()]
+
+    return Recorder(record, policy=policy, names=names)

@@ -21,6 +21,7 @@ SHORT_LIVED = (
     "_mailbox",
     "_watchman",
     "_ranks",
+    "_monitor",
     "_disabled_book",
 )
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
@@ -152,6 +153,7 @@ def frozen(scaler: "GradScaler") -> dict[str, Any]:
         kept["_resumed"] = _resumed(saved)
         kept["_loaded"] = scaler._loaded or scaler._ledger is not None
     kept["_scale"] = kept["_growth_tracker"] = kept["_model"] = None
+    kept["_record"], kept["_sinks"] = None, ()
     for name in SHORT_LIVED:
         del kept[name]
     return kept

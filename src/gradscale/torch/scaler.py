@@ -4,8 +4,10 @@ Longer than other files because torch's interface is: torch.compile refuses meth
 that are inherited from torch.amp, so all of them stand here.
 """
 
+import os
 import warnings
 import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
@@ -19,7 +21,7 @@ from gradscale.core.checkpoint import AnyPolicy, torch_settings, unpack
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.errors import ConfigError, GradientError, ScaleCollapsed
+from gradscale.errors import ConfigError, GradientError, HopelessRun, ScaleCollapsed
 from gradscale.torch import guards, saving
 from gradscale.torch.agreement import Ranks, Voice
 from gradscale.torch.clipping import (
@@ -30,6 +32,7 @@ from gradscale.torch.clipping import (
     split_target,
 )
 from gradscale.torch.counting import StepCount, postfix
+from gradscale.torch.culprits import Diagnosis
 from gradscale.torch.devices import (
     device_type,
     host_may_act,
@@ -37,6 +40,7 @@ from gradscale.torch.devices import (
     moved,
     warn_disabled,
 )
+from gradscale.torch.diagnosing import diagnose
 from gradscale.torch.flag import Flag
 from gradscale.torch.fused import handed_over, prepare_momentum
 from gradscale.torch.gathering import gather
@@ -47,10 +51,13 @@ from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.late_backward import watch_backward
 from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
 from gradscale.torch.mailbox import LateRow, Mailbox
+from gradscale.torch.models import model_of
+from gradscale.torch.monitor import Monitor
 from gradscale.torch.names import names_of
 from gradscale.torch.open_step import OpenStep
 from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
 from gradscale.torch.paths import Path, Way, path_of, unscales_itself, way_of
+from gradscale.torch.recording import Recorder, recorder_of
 from gradscale.torch.scaling import map_outputs, times, trace_of
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 from gradscale.torch.spread import lone, ranks_are_there, replicas_of
@@ -99,6 +106,10 @@ class GradScaler(torch.amp.GradScaler):
         allow_fp16: Accept float16 gradients in `unscale_` and with every optimizer.
         recheck: Read the gradients again in `step` after an explicit `unscale_`, so
             that what was written into them in between is checked too.
+        record: The run file to write, by custom ending in .gs; None for none. Rank 0
+            writes it. Not pickled.
+        sinks: Each gets every step's record and judgement: see `gradscale.sinks`. Not
+            pickled.
     """
 
     _frames_to_caller: ClassVar[int] = 3
@@ -122,6 +133,8 @@ class GradScaler(torch.amp.GradScaler):
         kernels: Kernels = "auto",
         allow_fp16: bool = False,
         recheck: bool = False,
+        record: str | os.PathLike[str] | Recorder | None = None,
+        sinks: Iterable[Any] = (),
     ) -> None:
         self._device = device_type(device)
         guards.check_choice("guard", guard, ("report", "raise"))
@@ -138,6 +151,7 @@ class GradScaler(torch.amp.GradScaler):
         self._kernels = kernels
         self._allow_fp16 = allow_fp16
         self._recheck = recheck
+        self._record, self._sinks = record, tuple(sinks)
         self._init_scale: float = self._policy.init_state().scale
         self._init_growth_tracker = 0
         self._scale: Tensor | None = None
@@ -154,6 +168,12 @@ class GradScaler(torch.amp.GradScaler):
         self._iteration = Iteration()
         self._mailbox = Mailbox()
         self._watchman = guards.Watchman()
+        self._monitor = Monitor(
+            guard=self._guard,
+            model=self._model,
+            recorder=recorder_of(self._record, self._policy, self._model),
+            sinks=self._sinks,
+        )
         self._ranks = Ranks(
             self._process_group,
             always=self._always_together,
@@ -183,11 +203,23 @@ class GradScaler(torch.amp.GradScaler):
         ledger.used_scale.copy_(scale)
         self._iteration.scaled = True
         self._ranks.losses_are_known = False
+        self._note_loss(output, ledger)
         scaled = times(output, scale)
         if host_may_act():
+            self._monitor.armed.watch_loss(scaled, output)
             closed_params = self._iteration.closed_params
             watch_backward(scaled, closed_params, self._report_late_backward)
         return scaled
+
+    def _note_loss(self, output: Tensor, ledger: Ledger) -> None:
+        """Add a loss of one element to those of this iteration. No host sync."""
+        if output.numel() == 1 and output.is_floating_point():
+            loss = moved(output.detach().reshape(()), ledger.loss.device)
+            if self._iteration.losses:
+                ledger.loss.add_(loss)
+            else:
+                ledger.loss.copy_(loss)
+            self._iteration.losses += 1
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         if self._growth_tracker is not None:
@@ -326,8 +358,12 @@ class GradScaler(torch.amp.GradScaler):
         if iteration.scaled:
             return ledger.used_scale
         from_elsewhere = id(step.optimizer) in iteration.closed
+        behind = scale if from_elsewhere else ledger.used_scale
+        if step.gradients is not None and not step.gradients.present:
+            # Those that it will step on are still to come.
+            return behind
         # A copy: another optimizer's loss may be scaled before this step is taken.
-        step.scale = (scale if from_elsewhere else ledger.used_scale).clone()
+        step.scale = behind.clone()
         return step.scale
 
     def clip_grad_norm_(
@@ -572,9 +608,12 @@ class GradScaler(torch.amp.GradScaler):
         if idle:
             accounts = [self._account(key) for key in idle]
             settle_idle(ledger, accounts, whole=not parts)
+        has_loss = self._iteration.losses > 0
         self._iteration.end(ledger.used_scale)
         if (parts or idle) and host_may_act():
-            self._act_on_late_facts(self._mailbox.exchange(ledger))
+            self._monitor.look(ledger, self._iteration.settled)
+            late = self._mailbox.exchange(ledger, has_loss=has_loss)
+            self._act_on_late_facts(late)
 
     def _losses_are_known(self) -> bool:
         """Return whether this rank knows the losses of all that share its scale."""
@@ -601,14 +640,16 @@ class GradScaler(torch.amp.GradScaler):
         return torch.distributed.group.WORLD if given is None else given
 
     def _act_on_late_facts(self, late: list[LateRow] | None) -> None:
-        if late is None:
-            return
         try:
-            for _, row in late:
-                self._watchman.act(row, self._policy, lambda: self.last)
-        except ScaleCollapsed:
+            self._monitor.see(late, self.state_dict)
+            for one in late or ():
+                self._watchman.act(one.row, self._policy, lambda: self.last)
+        except (ScaleCollapsed, HopelessRun) as error:
+            if isinstance(error, ScaleCollapsed):
+                self._monitor.hurry(self.state_dict)
             # Who catches it goes on: what is on its way must not raise again.
             self._mailbox.clear()
+            self._monitor.clear()
             raise
 
     def _parts(self) -> tuple[list[Part], list[int]]:
@@ -686,6 +727,30 @@ class GradScaler(torch.amp.GradScaler):
         """Return the scale and the skips for a progress bar. Syncs."""
         skipped = self.skipped_steps
         return postfix(self.get_scale(), skipped, skipped + self.applied_steps)
+
+    def diagnose(self, closure: Callable[[], Any]) -> Diagnosis:
+        """Replay a batch that failed, and name where a value stopped being finite.
+
+        At the scale of the last step. Nothing of the model changes. Syncs.
+
+        Args:
+            closure: Runs the forward pass of the batch, under autocast if training
+                does, and returns the loss before scaling.
+        """
+        _, ledger = self._books("diagnose")
+        model = self._model
+        if model is None:
+            model = model_of(params_of(list(self._iteration.settled.values())))
+        if model is None:
+            raise guards.no_model()
+        return diagnose(model, closure, ledger.used_scale)
+
+    def close(self) -> None:
+        """Judge what is on its way, and close the run file, if there is one. Syncs.
+
+        Called by itself at the end of the process.
+        """
+        self._monitor.close()
 
     def path(self, optimizer: Any) -> Path:
         """Return how the optimizer is stepped: its way, and by which kernels.

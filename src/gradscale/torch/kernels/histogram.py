@@ -74,7 +74,7 @@ def _count(
     else:
         grad_ptr = pointer(begin, start, DTYPE, False) + places
         grad = tl.load(grad_ptr, mask=places < left, other=0.0)
-    if DTYPE == tl.bfloat16:
+    if grad.dtype == tl.bfloat16:
         # By its bits: the interpreter misreads subnormal bf16.
         bits = grad.to(tl.int16, bitcast=True).to(tl.int32) << 16
     else:

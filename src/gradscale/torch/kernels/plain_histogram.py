@@ -14,9 +14,10 @@ SLOTS = 64
 ZEROS, BELOW, FIRST, ABOVE, NONFINITE, OUTSIDE = 0, 1, 2, 61, 62, 63
 # 19 octaves below the smallest f16: what a scale 2^19 times as high would rescue.
 LOWEST = -43
-# Pieces that stay in the cache of a CPU, temporaries included.
-PIECE = 2**17
-# A GPU needs large pieces; temporaries take 24 bytes an element.
+# Elements that are worked on at once. On a CPU they stay in the cache with all
+# temporaries, and torch starts no threads for so few; a GPU needs many, and
+# temporaries take 24 bytes of each.
+PIECE = 2**15
 PIECE_ON_DEVICE = 2**24
 
 
@@ -24,26 +25,32 @@ def count_tensors(tensors: Sequence[Tensor]) -> Tensor:
     """Return how many elements of each tensor belong to each slot. No host sync.
 
     Args:
-        tensors: float[...] each, on one device, of any strides.
+        tensors: float[...] each, on one device and of one dtype, of any strides.
 
     Returns:
         i64[n, SLOTS], on that device.
     """
-    return torch.stack([_count(tensor.detach()) for tensor in tensors])
+    return torch.stack([_count(tensor.detach().reshape(-1)) for tensor in tensors])
 
 
-def _count(tensor: Tensor) -> Tensor:
-    on_host = tensor.device.type == "cpu"
-    counts = torch.zeros(SLOTS, dtype=torch.int64, device=tensor.device)
-    for piece in tensor.reshape(-1).split(PIECE if on_host else PIECE_ON_DEVICE):
-        slots = _slots_of(piece)
-        if on_host:
-            counts += torch.bincount(slots, minlength=SLOTS)
-        else:
-            # Of integers, so their order does not matter. bincount would wait.
-            slots = slots.long()
-            counts.scatter_add_(0, slots, torch.ones_like(slots))
-    return counts
+def _count(values: Tensor) -> Tensor:
+    on_host = values.device.type == "cpu"
+    tally = tallied_on_host if on_host else tallied_on_device
+    pieces = values.split(PIECE if on_host else PIECE_ON_DEVICE)
+    counts = [tally(_slots_of(piece)) for piece in pieces]
+    return counts[0] if len(counts) == 1 else torch.stack(counts).sum(0)
+
+
+def tallied_on_host(slots: Tensor) -> Tensor:
+    """Return i64[SLOTS], how often each slot is there; on a GPU it would wait."""
+    return torch.bincount(slots, minlength=SLOTS)
+
+
+def tallied_on_device(slots: Tensor) -> Tensor:
+    """Return the same without waiting. Integers: their order does not matter."""
+    places = slots.long()
+    counts = torch.zeros(SLOTS, dtype=torch.int64, device=slots.device)
+    return counts.scatter_add_(0, places, torch.ones_like(places))
 
 
 def _slots_of(values: Tensor) -> Tensor:
@@ -55,6 +62,6 @@ def _slots_of(values: Tensor) -> Tensor:
         bits, digits, infinite = values.float().view(torch.int32), 23, 0xFF
     magnitude = bits & ((1 << (digits + infinite.bit_length())) - 1)
     exponent = magnitude >> digits
-    slots = (exponent - (infinite >> 1) - LOWEST + FIRST).clamp_(BELOW, ABOVE)
-    slots.masked_fill_(magnitude == 0, ZEROS)
-    return slots.masked_fill_(exponent == infinite, NONFINITE)
+    slots = (exponent - ((infinite >> 1) + LOWEST - FIRST)).clamp_(BELOW, ABOVE)
+    # What is not finite comes right after ABOVE, and zeros are slot 0.
+    return slots.add_(exponent == infinite).mul_(magnitude != 0)

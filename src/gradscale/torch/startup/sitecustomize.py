@@ -1,9 +1,9 @@
 """Reaches every Python process of `gradscale run`, by its name and its folder.
 
 Python imports the first `sitecustomize` on its path when it starts, in every process;
-`gradscale run` puts this folder first. Nothing is imported from here but the standard
-library: a process that never imports torch pays for nothing, and one whose Python
-knows no gradscale goes on as it would.
+`gradscale run` puts this folder first. Nothing but the standard library is imported
+before a scaler is made: a process that makes none pays for nothing, and one whose
+Python knows no gradscale goes on as it would.
 """
 
 import json
@@ -46,16 +46,47 @@ class AfterTorch:
 
 
 def put_in_place():
-    """Let torch's scalers be ours from here on; if that fails, leave them."""
-    try:
-        from gradscale.torch.replace import install
+    """Let the first scaler that is made bring ours; until then nothing is loaded."""
+    # Not above: torch has loaded it, others need not.
+    from inspect import signature
 
-        install()
-    except Exception as error:
-        # Whatever it is, the script must run as it does without us.
-        why = {"unreached": f"{type(error).__name__}: {error}", "by": sys.executable}
+    try:
+        base = sys.modules["torch"].amp.GradScaler
+        arguments = signature(base.__init__)
+    except AttributeError as error:
+        note(error)
+        return
+
+    def new(cls, *args, **kwargs):
+        base.__new__ = plain_new
+        try:
+            from gradscale.torch.replace import install
+
+            install()
+        except Exception as error:
+            # Whatever it is, the script must run as it does without us.
+            note(error)
+        return base.__new__(cls, *args, **kwargs)
+
+    # What tells people and programs the arguments of a class.
+    new.__signature__ = arguments
+    base.__new__ = new
+
+
+def plain_new(cls, *args, **kwargs):
+    """Make an object as a class without `__new__` does."""
+    return object.__new__(cls)
+
+
+def note(error):
+    """Tell `gradscale run` why this process is not recorded."""
+    why = {"unreached": f"{type(error).__name__}: {error}", "by": sys.executable}
+    try:
         with open(os.environ["GRADSCALE_RUN_NOTES"], "a") as notes:
             notes.write(json.dumps(why) + "\n")
+    except OSError:
+        # The command has ended before a process that it started.
+        pass
 
 
 def run_hidden():

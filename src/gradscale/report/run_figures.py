@@ -1,0 +1,225 @@
+"""The figures of one run: its scale against steps, and its gradients by exponent."""
+
+import math
+from typing import Any
+
+from gradscale.core.findings import power
+from gradscale.diagnosis import Diagnosis
+from gradscale.diagnosis.timeline import STEADY
+from gradscale.report.exponents import LINE, QUIET, WIDTH, caption_of, exponent_panel
+from gradscale.report.figures import alt
+from gradscale.report.looks import LOOKS, ORDER, named, shown_step
+
+_INK, _GRID = "#1F2328", "#E8EAED"
+# Pieces of the timeline that are drawn one by one: the figure has no more pixels.
+PIECES = 780
+# A floor or ceiling further away would squeeze all the rest into a line.
+_NEAR = 8
+
+
+def run_figure(diagnosis: Diagnosis) -> alt.VConcatChart:
+    """Draw the scale of a run with its verdicts, and the exponents of its gradients."""
+    panels = [_scale_panel(diagnosis)] if diagnosis.steps else []
+    if diagnosis.underflow is not None:
+        panels.append(exponent_panel(diagnosis.underflow))
+    if not panels:
+        panels.append(_caption_alone("The run has no step yet"))
+    heading = alt.TitleParams(
+        _title(diagnosis),
+        subtitle=_subtitle(diagnosis),
+        fontSize=18,
+        subtitleFontSize=13,
+        offset=14,
+    )
+    return (
+        alt.vconcat(*panels, spacing=30, background="white", padding=16)
+        .resolve_scale(color="independent", shape="independent")
+        .properties(title=heading)
+        .configure(font="Helvetica, Arial, Liberation Sans, sans-serif")
+        .configure_view(stroke=None)
+        .configure_title(
+            anchor="start", color=_INK, subtitleColor=QUIET, subtitlePadding=5
+        )
+        .configure_axis(
+            labelFontSize=12,
+            labelColor=QUIET,
+            titleFontSize=12,
+            titleFontWeight="normal",
+            titleColor=QUIET,
+            gridColor=_GRID,
+            domainColor=QUIET,
+            tickColor=QUIET,
+        )
+        .configure_legend(
+            title=None,
+            orient="top",
+            labelFontSize=13,
+            labelColor=_INK,
+            symbolSize=90,
+            columnPadding=18,
+            offset=8,
+        )
+    )
+
+
+def _title(diagnosis: Diagnosis) -> str:
+    serious = diagnosis.serious
+    said = f"{serious[0].code} {serious[0].what}" if serious else "Nothing is wrong"
+    return said if len(said) <= 84 else said[:83].rstrip() + "…"
+
+
+def _subtitle(diagnosis: Diagnosis) -> str:
+    steps, skipped = shown_step(diagnosis.steps), shown_step(diagnosis.skipped)
+    counts = f"{diagnosis.path.name}: {steps} steps, {skipped} skipped"
+    if diagnosis.bounds is None:
+        return counts
+    floor, ceiling = map(power, diagnosis.bounds)
+    return f"{counts}; the policy keeps the scale between {floor} and {ceiling}"
+
+
+def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
+    timeline = diagnosis.timeline
+    low, high = timeline.range()
+    rules = _rules(diagnosis, low, high)
+    values = [low, high, *(rule["log2"] for rule in rules)]
+    # A scale that stands still is not at an edge.
+    room = 1 if max(values) - min(values) > 4 else 3
+    bottom, top = math.floor(min(values)) - room, math.ceil(max(values)) + room
+    steps = alt.Scale(domain=[timeline.first, max(timeline.last, 2)], nice=False)
+    x = alt.X(
+        "step:Q",
+        title="step",
+        scale=steps,
+        axis=alt.Axis(grid=False, tickCount=8, tickMinStep=1, format=",d"),
+    )
+    y = alt.Y(
+        "log2:Q",
+        title="scale",
+        scale=alt.Scale(domain=[bottom, top], nice=False),
+        axis=alt.Axis(values=_ticks(bottom, top), labelExpr="'2^' + datum.value"),
+    )
+    shades = (
+        alt.Chart(alt.Data(values=_shades(diagnosis)))
+        .mark_rect()
+        .encode(
+            x=alt.X("first:Q", scale=steps),
+            x2="last:Q",
+            color=alt.Color("colour:N", scale=None),
+        )
+    )
+    line = (
+        alt.Chart(alt.Data(values=_line(diagnosis)))
+        .mark_line(interpolate="step-after", color=LINE, strokeWidth=1.8)
+        .encode(x=x, y=y)
+    )
+    rule = (
+        alt.Chart(alt.Data(values=rules))
+        .mark_rule(color=QUIET, strokeDash=[4, 3])
+        .encode(y=y)
+    )
+    note = (
+        alt.Chart(alt.Data(values=rules))
+        .mark_text(align="left", dx=4, dy=-7, fontSize=12, color=QUIET)
+        .encode(x=alt.value(0), y=y, text="text:N")
+    )
+    marks = _marks(diagnosis)
+    layers = [shades, rule, note, line]
+    caption = "Scale of the loss"
+    if marks:
+        layers.append(_points(marks, x, y))
+        caption += "; marks are steps whose verdict was not ok"
+    return alt.layer(*layers).properties(
+        width=WIDTH, height=240, title=caption_of(caption)
+    )
+
+
+def _ticks(bottom: int, top: int) -> list[int]:
+    """Return up to eight whole exponents, evenly spaced."""
+    apart = next(n for n in (1, 2, 4, 5, 8, 10, 20, 50, 100) if (top - bottom) / n <= 8)
+    return list(range(apart * math.ceil(bottom / apart), top + 1, apart))
+
+
+def _points(marks: list[dict[str, Any]], x: alt.X, y: alt.Y) -> alt.Chart:
+    seen = {mark["verdict"] for mark in marks}
+    shown = [verdict for verdict in ORDER if named(verdict) in seen]
+    names = [named(verdict) for verdict in shown]
+    colours = [LOOKS[verdict].colour for verdict in shown]
+    shapes = [LOOKS[verdict].shape for verdict in shown]
+    return (
+        alt.Chart(alt.Data(values=marks))
+        .mark_point(size=55, filled=True, opacity=0.9)
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color(
+                "verdict:N",
+                scale=alt.Scale(domain=names, range=colours),
+            ),
+            shape=alt.Shape(
+                "verdict:N",
+                scale=alt.Scale(domain=names, range=shapes),
+            ),
+        )
+    )
+
+
+def _rules(diagnosis: Diagnosis, low: float, high: float) -> list[dict[str, Any]]:
+    if diagnosis.bounds is None:
+        return []
+    floor, ceiling = diagnosis.bounds
+    rules = []
+    if floor > 0.0 and math.log2(floor) >= low - _NEAR:
+        rules.append({"log2": math.log2(floor), "text": f"floor {power(floor)}"})
+    if math.log2(ceiling) <= high + _NEAR:
+        rules.append({"log2": math.log2(ceiling), "text": f"ceiling {power(ceiling)}"})
+    return rules
+
+
+def _shades(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    colours = {str(verdict): _pale(look.colour) for verdict, look in LOOKS.items()}
+    return [
+        {"first": phase.first, "last": phase.last + 1, "colour": colours[phase.name]}
+        for phase in diagnosis.phases
+        if phase.name != STEADY
+    ]
+
+
+def _pale(colour: str) -> str:
+    """Return a colour with eight parts of white, opaque: a legend takes on opacity.
+
+    >>> _pale("#000000"), _pale("#FFFFFF")
+    ('#E2E2E2', '#FFFFFF')
+    """
+    parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+    return "#" + "".join(f"{(part + 8 * 255) // 9:02X}" for part in parts)
+
+
+def _line(diagnosis: Diagnosis) -> list[dict[str, float]]:
+    """Return the scale at its changes; the lowest and highest of pieces if too many."""
+    timeline = diagnosis.timeline
+    points = [{"step": step, "log2": log2} for step, log2 in timeline.changes()]
+    if len(points) > 4 * PIECES:
+        span = timeline.last - timeline.first + 1
+        points = [
+            {"step": timeline.first + span * place // PIECES, "log2": value}
+            for place, ends in enumerate(timeline.columns(PIECES))
+            for value in ends
+        ]
+    return [*points, {"step": timeline.last, "log2": timeline.at(timeline.last)}]
+
+
+def _marks(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+    """Return the marks, one of a kind for each piece of the timeline."""
+    timeline = diagnosis.timeline
+    span = timeline.last - timeline.first + 1
+    kept: dict[Any, dict[str, Any]] = {}
+    for mark in timeline.marks():
+        piece = (mark.step - timeline.first) * PIECES // span
+        row = {"step": mark.step, "log2": mark.log2, "verdict": named(mark.verdict)}
+        kept.setdefault((piece, mark.verdict), row)
+    return list(kept.values())
+
+
+def _caption_alone(text: str) -> alt.LayerChart:
+    blank = alt.Chart(alt.Data(values=[{}])).mark_point(opacity=0)
+    return alt.layer(blank).properties(width=WIDTH, height=20, title=caption_of(text))

@@ -1,0 +1,107 @@
+"""The live view of a run."""
+
+import time
+from collections.abc import Callable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gradscale.core.alarms import TOP, exponent
+from gradscale.core.findings import power
+from gradscale.diagnosis.following import Follower
+from gradscale.report.chart import mark_legend, scale_chart
+from gradscale.report.looks import LOOKS, named, shown_step
+from gradscale.report.run_screen import HEALTH_STYLE
+from gradscale.report.tables import percent
+
+# Findings that fit below the chart.
+MOST = 3
+# A run that has written nothing for so long may have been killed.
+SILENT = 30.0
+
+
+def tail_screen(
+    follower: Follower,
+    name: str,
+    width: int,
+    *,
+    braille: bool = True,
+    now: Callable[[], float] = time.time,
+) -> Group:
+    """Return the screen of `gradscale tail`.
+
+    Args:
+        follower: Of the run.
+        name: Of the file.
+        width: Of the terminal.
+        braille: Draw with dots.
+        now: The clock, for the time since the last step.
+    """
+    state = _state(follower, now())
+    title = Text.assemble(
+        (name, "bold"),
+        "  ",
+        (str(follower.health), HEALTH_STYLE[follower.health]),
+        (f"  {state}", "dim"),
+    )
+    if follower.last is None:
+        return Group(title, Text("no step yet", style="dim"))
+    parts: list[RenderableType] = [title, _vitals(follower), ""]
+    timeline = follower.timeline
+    parts.append(scale_chart(timeline, width, height=8, braille=braille))
+    parts.append(Text("        ") + mark_legend(timeline))
+    found = [finding for finding in follower.findings if not finding.normal]
+    for finding in found[-MOST:]:
+        text = f"{finding.code} step {finding.step}: {finding.what}"
+        parts.append(Text(text, style="bold red" if finding.hopeless else "yellow"))
+    if found:
+        parts.append(Text(f"gradscale doctor {name} tells what to try", style="dim"))
+    return Group(*parts)
+
+
+def vitals(follower: Follower) -> dict[str, str]:
+    """Return the figures of the last step by name, as they are shown."""
+    row = follower.last
+    assert row is not None
+    marks = follower.timeline
+    recent = marks.skips(max(marks.first, row.step - 99), row.step)
+    shown = {
+        "step": shown_step(row.step),
+        "scale": power(row.scale),
+        "skipped": f"{shown_step(follower.skipped)} "
+        f"({percent(follower.skipped / follower.steps)}), {recent} of the last 100",
+    }
+    if row.amax and row.applied:
+        shown["headroom"] = f"{TOP - exponent(row.amax):.1f} bits"
+    if row.norm is not None:
+        shown["norm"] = f"{row.norm:.4g}"
+    if row.loss is not None:
+        shown["loss"] = f"{row.loss:.4g}"
+    return shown
+
+
+def _vitals(follower: Follower) -> RenderableType:
+    shown = vitals(follower)
+    table = Table.grid(padding=(0, 3))
+    table.add_row(*(Text(name, style="dim") for name in shown), Text("last", "dim"))
+    table.add_row(*shown.values(), _last(follower))
+    return table
+
+
+def _last(follower: Follower) -> Text:
+    """Return the last verdict that was not ok."""
+    mark = follower.timeline.last_mark()
+    if mark is None:
+        return Text("ok", style="green")
+    look = LOOKS[mark.verdict]
+    return Text(f"{named(mark.verdict)} at {shown_step(mark.step)}", style=look.style)
+
+
+def _state(follower: Follower, now: float) -> str:
+    if follower.ended:
+        return "the run has ended"
+    if follower.last is None:
+        return "waiting"
+    silent = now - follower.last.time
+    return f"silent for {silent:.0f} s" if silent > SILENT else "running"

@@ -1,0 +1,185 @@
+"""One sample of the underflow meter, on its way to the host and there."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from gradscale.core.underflow import Fate, Histogram, fate, lost_share
+from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
+from gradscale.torch.kernels.plain_histogram import (
+    ABOVE,
+    BELOW,
+    FIRST,
+    LOWEST,
+    NONFINITE,
+    ZEROS,
+)
+
+Entry = TypeVar("Entry")
+# What the name of a module carries where its activation gradients are meant.
+OUTPUT = " (output)"
+
+
+class Made(Mapping[str, Entry]):
+    """A mapping that is made when somebody looks into it: the run file's thread, say.
+
+    Args:
+        make: Returns it.
+    """
+
+    def __init__(self, make: Callable[[], Mapping[str, Entry]]) -> None:
+        self._make = make
+
+    @cached_property
+    def _entries(self) -> Mapping[str, Entry]:
+        return self._make()
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+class UnderflowSample(NamedTuple):
+    """What the meter counted in one step, on the host.
+
+    Attributes:
+        step: Which update this was, counted from 1.
+        scale: The scale that is in the gradients.
+        total: The histogram of all gradients together; not of activations.
+        tensors: The histogram of each gradient, by the name of its parameter.
+        activations: The histogram of the gradient of each module's output, by the
+            name of the module; empty unless they are watched.
+    """
+
+    step: int
+    scale: float
+    total: Histogram
+    tensors: Mapping[str, Histogram]
+    activations: Mapping[str, Histogram]
+
+    @property
+    def whole(self) -> Fate:
+        """What becomes of all gradients together at this scale; not of activations."""
+        return fate(self.total)
+
+    @property
+    def lost(self) -> float:
+        """The share of gradient elements too small for float16 at this scale.
+
+        Zeros that backward seems to have flushed are among them.
+        """
+        return lost_share(self.total)
+
+    def rows(self) -> Mapping[str, TensorSample]:
+        """Return what a run file keeps: `RunWriter.samples(sample.step, rows)`."""
+        return Made(self._rows)
+
+    def _rows(self) -> dict[str, TensorSample]:
+        rows = {name: row_of(seen) for name, seen in self.tensors.items()}
+        for name, seen in self.activations.items():
+            rows[name + OUTPUT] = row_of(seen)
+        return rows
+
+
+def row_of(seen: Histogram) -> TensorSample:
+    """Return a histogram with the bins of a run file: those that f16 has."""
+    lower = seen.between(seen.lowest, LOWEST_EXPONENT)
+    first = LOWEST_EXPONENT - seen.lowest
+    bins = tuple(seen.bins[first : first + BINS])
+    return TensorSample(
+        total=seen.total,
+        zeros=seen.zeros,
+        subnormals=sum(bins[:10]),
+        histogram=bins,
+        below=seen.deep + lower,
+        above=seen.above,
+        nonfinite=seen.nonfinite,
+    )
+
+
+class Late:
+    """A tensor whose copy to the host starts at once."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._arrived: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            landing = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            landing.copy_(tensor, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record(torch.cuda.current_stream(tensor.device))
+            self._values = landing
+        else:
+            # The scale is written in place; on other devices the read itself waits.
+            self._values = tensor.clone()
+
+    def values(self) -> Tensor:
+        """Return the values, on the host. Waits for them alone."""
+        if self._arrived is not None and not self._arrived.query():
+            self._arrived.synchronize()
+        return self._values.cpu()
+
+
+Parts = list[tuple[list[str], Late]]
+
+
+@dataclass
+class Taken:
+    """A sample on its way to the host.
+
+    Attributes:
+        scale: f32[1].
+        step: Which update it is of, once that is known.
+        tensors, activations: Names, and i64[n, SLOTS] of as many tensors.
+    """
+
+    scale: Late
+    step: int = 0
+    tensors: Parts = field(default_factory=list)
+    activations: Parts = field(default_factory=list)
+
+    def read(self) -> UnderflowSample:
+        """Return the sample. Waits if it has not arrived yet."""
+        scale = self.scale.values().item()
+        tensors, activations = (
+            [(names, late.values()) for names, late in parts]
+            for parts in (self.tensors, self.activations)
+        )
+        counts = torch.cat([rows for _, rows in tensors]).sum(0)
+        return UnderflowSample(
+            self.step,
+            scale,
+            _histogram(counts.tolist(), scale),
+            Made(partial(_histograms, tensors, scale)),
+            Made(partial(_histograms, activations, scale)),
+        )
+
+
+def _histograms(
+    parts: list[tuple[list[str], Tensor]], scale: float
+) -> dict[str, Histogram]:
+    return {
+        name: _histogram(row, scale)
+        for names, rows in parts
+        for name, row in zip(names, rows.tolist(), strict=True)
+    }
+
+
+def _histogram(row: list[int], scale: float) -> Histogram:
+    return Histogram(
+        scale,
+        row[ZEROS],
+        row[BELOW],
+        LOWEST,
+        tuple(row[FIRST:ABOVE]),
+        row[ABOVE],
+        row[NONFINITE],
+    )

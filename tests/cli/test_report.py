@@ -1,0 +1,121 @@
+"""`gradscale report`: one screen, JSON, and a PNG."""
+
+import json
+import struct
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from gradscale.cli import _reading, app
+from gradscale.runfile import RunWriter
+from tests.diagnosis import runs
+
+
+def call(*arguments, columns=100):
+    environment = {"COLUMNS": str(columns)}
+    return CliRunner().invoke(app, list(map(str, arguments)), env=environment)
+
+
+@pytest.fixture
+def collapsed(tmp_path):
+    """Return the file of a run that is lost."""
+    path = tmp_path / "run.gs"
+    runs.write(path, runs.collapse(), culprits=runs.sick_tensors)
+    return path
+
+
+def test_the_screen_has_all_parts(collapsed):
+    shown = call("report", collapsed).stdout
+    parts = ["Scale", "Verdicts", "Phases", "Not finite", "Findings"]
+    assert [part for part in parts if f"\n{part}\n" not in shown] == []
+    assert "400 steps, 101 skipped (25.2 %)" in shown
+
+
+def test_the_screen_has_an_underflow_table_where_there_are_samples(tmp_path):
+    runs.write_sampled(tmp_path / "run.gs", [1.0] * 400)
+    shown = call("report", tmp_path / "run.gs").stdout
+    assert "\nUnderflow\n" in shown
+    assert "at 2^-8" in shown
+
+
+@pytest.mark.parametrize("columns", [120, 80, 60])
+@pytest.mark.parametrize("history", [runs.healthy, runs.collapse, runs.nan_loss])
+def test_the_screen_fits_the_terminal(tmp_path, history, columns):
+    runs.write(tmp_path / "run.gs", history(), culprits=runs.sick_tensors)
+    lines = call("report", tmp_path / "run.gs", columns=columns).stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+
+
+def test_json_has_what_the_screen_has(collapsed):
+    told = json.loads(call("report", collapsed, "--json").stdout)
+    assert (told["steps"], told["applied"], told["skipped"]) == (400, 299, 101)
+    assert told["verdicts"]["genuine"] == 31
+    assert told["scale"] == {
+        "first": 2.0**15,
+        "last": 2.0**-24,
+        "lowest_log2": -24.0,
+        "highest_log2": 15.0,
+        "floor": 2.0**-24,
+        "ceiling": 2.0**126,
+    }
+    assert [phase["name"] for phase in told["phases"]] == [
+        "steady",
+        "genuine",
+        "collapse",
+    ]
+    assert told["culprits"][0]["name"] == "decoder.3.ffn.o.weight"
+
+
+def test_a_run_without_a_step_is_reported(tmp_path):
+    RunWriter(tmp_path / "run.gs").close()
+    done = call("report", tmp_path / "run.gs")
+    assert (done.exit_code, "no step yet" in done.stdout) == (0, True)
+
+
+def test_a_run_that_is_being_written_is_reported(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, True, "GS000")
+        writer.flush()
+        shown = call("report", tmp_path / "run.gs").stdout
+    assert "still running, or killed" in shown
+
+
+def test_the_figures_become_a_png(collapsed, tmp_path):
+    done = call("report", collapsed, "--png", tmp_path / "out.png")
+    head = (tmp_path / "out.png").read_bytes()[:24]
+    assert done.exit_code == 0
+    assert head[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", head[16:])[0] > 1000
+
+
+@pytest.mark.parametrize(
+    ("target", "said"), [("out.pdf", "does not end in .png"), ("no/a.png", "folder")]
+)
+def test_a_png_that_cannot_be_is_refused(collapsed, tmp_path, target, said):
+    done = call("report", collapsed, "--png", tmp_path / target)
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+def test_a_missing_plotting_library_is_named_with_the_install_line(
+    collapsed, tmp_path, monkeypatch
+):
+    for name in ("figures", "exponents", "run_figures"):
+        monkeypatch.delitem(sys.modules, f"gradscale.report.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "altair", None)
+    done = call("report", collapsed, "--png", tmp_path / "out.png")
+    assert done.exit_code == 1
+    assert "pip install 'gradscale[report]'" in done.stderr
+
+
+def test_a_long_run_shows_its_progress_on_a_terminal(collapsed, monkeypatch):
+    class Terminal(_reading.Console):
+        def __init__(self, **options):
+            super().__init__(**options, force_terminal=True)
+
+    monkeypatch.setattr(_reading, "LONG", 1)
+    monkeypatch.setattr(_reading, "Console", Terminal)
+    done = call("report", collapsed)
+    assert "Reading 400 steps" in done.stderr
+    assert "Reading" not in done.stdout

@@ -1,0 +1,194 @@
+"""`gradscale run`: the script is untouched, and one line is added at the end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+# What a script can see of the way it was started.
+SEEN = """\
+import os, sys
+print(__name__, sys.argv, sys.path[:1], os.getcwd())
+print([path for path in sys.path if "startup" in path], "torch" in sys.modules)
+print(sys.stdin.read())
+"""
+NO_SCALER = "gradscale: no scaler was made, so nothing was recorded."
+
+
+def started(*command, folder, **more):
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **more,
+    )
+
+
+def both(folder, *command, **more):
+    """Run Python as it is, then under `gradscale run`, and return both ends."""
+    alone = started(*command, folder=folder, **more)
+    return alone, started("-m", "gradscale", "run", *command, folder=folder, **more)
+
+
+def last_line(text):
+    """Return a text without its last line, and that line."""
+    *before, last = text.splitlines(keepends=True)
+    return "".join(before), last
+
+
+def script(folder, text, name="train.py"):
+    """Write a script; return its name."""
+    (folder / name).write_text(text)
+    return name
+
+
+def test_a_script_sees_what_it_sees_without_us(tmp_path):
+    train = script(tmp_path, SEEN)
+    alone, run = both(tmp_path, train, "--lr", "1", "-o", "--", "-m", input="typed")
+    assert alone.returncode == 0
+    assert "typed" in alone.stdout
+    assert (run.returncode, run.stdout) == (0, alone.stdout)
+
+
+def test_a_script_in_another_folder_finds_its_neighbours(tmp_path):
+    (tmp_path / "inner").mkdir()
+    script(tmp_path / "inner", "here = 3\n", "neighbour.py")
+    train = script(tmp_path, "import neighbour; print(neighbour.here)", "inner/a.py")
+    alone, run = both(tmp_path, train)
+    assert (run.returncode, run.stdout) == (alone.returncode, "3\n")
+
+
+def test_a_module_is_run_as_python_does(tmp_path):
+    (tmp_path / "package").mkdir()
+    script(tmp_path, SEEN + "print(__package__, __spec__.name)", "package/train.py")
+    alone, run = both(tmp_path, "-m", "package.train", "--help", "-o", input="")
+    assert "package.train" in alone.stdout
+    assert (run.returncode, run.stdout) == (0, alone.stdout)
+
+
+@pytest.mark.parametrize("end", ["sys.exit(7)", "sys.exit('gone')", "1 / 0", "pass"])
+def test_an_end_is_the_scripts_own_and_one_line_follows(tmp_path, end):
+    train = script(tmp_path, f"import sys\nprint('out')\n{end}\n")
+    alone, run = both(tmp_path, train)
+    errors, line = last_line(run.stderr)
+    assert (run.returncode, run.stdout) == (alone.returncode, "out\n")
+    assert errors == alone.stderr
+    assert line.startswith(NO_SCALER)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_script_ended_by_a_signal_ends_us_by_the_same(tmp_path, number):
+    text = f"""
+import os, signal
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.kill(os.getpid(), {number.value})
+"""
+    run = started("-m", "gradscale", "run", script(tmp_path, text), folder=tmp_path)
+    assert run.returncode == -number
+    assert run.stderr.startswith(NO_SCALER)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_a_signal_sent_to_us_reaches_the_script(tmp_path, number):
+    text = f"""
+import pathlib, signal, sys, time
+signal.signal({number.value}, lambda *_: sys.exit(5))
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+    command = [sys.executable, "-m", "gradscale", "run", script(tmp_path, text)]
+    # A session of its own: no terminal sends the signal as well.
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        for _ in range(600):
+            if (tmp_path / "ready").exists():
+                break
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 5
+    assert errors.decode().startswith(NO_SCALER)
+
+
+def test_a_process_without_torch_does_not_load_it(tmp_path):
+    text = """
+import subprocess, sys
+code = "import sys; print([m for m in sys.modules if m in ('torch', 'gradscale')])"
+exec(code)
+subprocess.run([sys.executable, "-c", code])
+"""
+    run = started("-m", "gradscale", "run", script(tmp_path, text), folder=tmp_path)
+    assert run.stdout == "[]\n[]\n"
+
+
+def test_asking_whether_torch_is_there_does_not_lose_the_hook(tmp_path):
+    (tmp_path / "stand_in" / "torch").mkdir(parents=True)
+    script(tmp_path, "", "stand_in/torch/__init__.py")
+    text = """
+import importlib.util, sys
+sys.path.insert(0, "stand_in")
+print(importlib.util.find_spec("torch") is not None, len(sys.meta_path))
+import torch
+print(torch.__spec__.loader.exec_module.__self__ is torch.__spec__.loader)
+"""
+    run = started("-m", "gradscale", "run", script(tmp_path, text), folder=tmp_path)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[1] == "True"
+    # The stand-in has no scalers: the hook was called, and said so.
+    assert "gradscale: nothing was recorded" in run.stderr
+    assert "ran as it does without gradscale" in run.stderr
+
+
+def test_another_sitecustomize_still_runs(tmp_path):
+    (tmp_path / "theirs").mkdir()
+    script(tmp_path, "print('theirs')", "theirs/sitecustomize.py")
+    text = "import sitecustomize; print(sitecustomize.__file__)"
+    where = {"PYTHONPATH": str(tmp_path / "theirs")}
+    train = script(tmp_path, text)
+    alone, run = both(tmp_path, train, env={**os.environ, **where})
+    assert alone.stdout.startswith("theirs\n")
+    # Once for the script; the command itself starts with it too.
+    assert run.stdout == "theirs\n" + alone.stdout
+
+
+def test_a_file_that_is_there_is_refused_before_anything_runs(tmp_path):
+    train = script(tmp_path, "print('ran')")
+    (tmp_path / "old.gs").write_text("precious")
+    run = started("-m", "gradscale", "run", "-o", "old.gs", train, folder=tmp_path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "There is a file old.gs already" in re.sub(r"[\s│]+", " ", run.stderr)
+    assert (tmp_path / "old.gs").read_text() == "precious"
+
+
+def test_a_launcher_is_run_by_itself_with_its_arguments(tmp_path):
+    run = started("-m", "gradscale", "run", "echo", "-m", "--help", folder=tmp_path)
+    assert (run.returncode, run.stdout) == (0, "-m --help\n")
+
+
+def test_a_script_that_is_not_there_is_named(tmp_path):
+    run = started("-m", "gradscale", "run", "trian.py", folder=tmp_path)
+    assert run.returncode == 2
+    shown = re.sub(r"[\s│]+", " ", run.stderr)
+    assert "There is no script and no command trian.py" in shown
+
+
+def test_the_help_teaches_by_example(tmp_path):
+    run = started("-m", "gradscale", "run", "--help", folder=tmp_path)
+    for example in (
+        "gradscale run train.py --lr 0.1",
+        "gradscale run -m mypackage.train",
+        "gradscale run torchrun --nproc-per-node 8 train.py",
+        "gradscale run accelerate launch train.py",
+    ):
+        assert example in run.stdout

@@ -1,0 +1,167 @@
+"""`gradscale tail`: waits, follows, ends with the run or by Ctrl-C."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from gradscale.cli import app
+from gradscale.diagnosis import following
+from gradscale.diagnosis.following import Follower
+from gradscale.runfile import RunWriter, open_run
+from tests.diagnosis import runs
+
+PATIENCE = 60.0
+COMMAND = [sys.executable, "-m", "gradscale", "tail", "--every", "0.05"]
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["tail", *map(str, arguments)])
+
+
+@pytest.fixture
+def started():
+    """Return a function that starts `tail`; what it started is ended."""
+    processes = []
+
+    def start(*arguments, **options):
+        command = [*COMMAND, *map(str, arguments)]
+        processes.append(subprocess.Popen(command, **options))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def next_line(process):
+    """Return the next line that a process prints, as data; fail if none comes."""
+    late = threading.Timer(PATIENCE, process.kill)
+    late.start()
+    try:
+        return json.loads(process.stdout.readline())
+    finally:
+        late.cancel()
+
+
+# --- what is printed ------------------------------------------------------------------
+
+
+def test_json_has_a_line_for_each_step_and_each_finding(tmp_path):
+    [said] = runs.write(tmp_path / "run.gs", runs.nan_loss(steps=120))
+    done = call(tmp_path / "run.gs", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    steps = [line["step"] for line in lines if "step" in line]
+    [finding] = [line["finding"] for line in lines if "finding" in line]
+    assert done.exit_code == 0
+    assert steps == list(range(1, 121))
+    assert (finding["code"], finding["step"]) == ("GS203", said.step)
+    assert (lines[-1]["verdict"], lines[-1]["loss"]) == ("forward_nonfinite", "nan")
+
+
+def test_a_pipe_gets_findings_and_a_closing_line(tmp_path):
+    [said] = runs.write(tmp_path / "run.gs", runs.nan_loss(steps=120))
+    lines = call(tmp_path / "run.gs").stdout.splitlines()
+    assert lines[0] == f"GS203 step {said.step}: {said.what}"
+    assert lines[-1].startswith("collapse: step 120, scale ")
+
+
+# --- following ------------------------------------------------------------------------
+
+
+def test_a_file_that_is_not_there_is_waited_for_and_followed(tmp_path, started):
+    process = started(tmp_path / "run.gs", "--json", stdout=subprocess.PIPE)
+    time.sleep(0.5)
+    assert process.poll() is None
+    with RunWriter(tmp_path / "run.gs") as writer:
+        for step in (1, 2, 3):
+            writer.step(step, 1024.0, True, "GS000")
+            assert next_line(process)["step"] == step
+    assert process.wait(PATIENCE) == 0
+
+
+def test_ctrl_c_ends_it_with_code_0(tmp_path, started):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, True, "GS000")
+        writer.flush()
+        process = started(
+            tmp_path / "run.gs",
+            "--json",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert next_line(process)["step"] == 1
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, complaints) == (0, b"")
+
+
+def test_ctrl_c_ends_the_waiting_with_code_0(tmp_path, started):
+    process = started(tmp_path / "run.gs", stdout=subprocess.PIPE)
+    assert process.stdout.readline().startswith(b"waiting for ")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 0
+
+
+def test_a_terminal_gets_a_live_screen(tmp_path, started):
+    runs.write(tmp_path / "run.gs", runs.nan_loss(steps=120))
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
+    process = started(tmp_path / "run.gs", stdout=theirs, env=environment)
+    assert process.wait(PATIENCE) == 0
+    os.close(theirs)
+    shown = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    except OSError:
+        # How Linux says that the other end is closed.
+        pass
+    finally:
+        os.close(ours)
+    assert b"the run has ended" in shown
+    assert b"GS203" in shown
+
+
+def test_a_run_that_went_back_is_read_again(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        for step in range(1, 11):
+            writer.step(step, 1024.0, True, "GS000")
+        writer.flush()
+        with open_run(tmp_path / "run.gs") as run:
+            follower = Follower(run)
+            assert [seen.row.step for seen in follower.poll()] == list(range(1, 11))
+            writer.step(5, 512.0, True, "GS000")
+            writer.flush()
+            assert [seen.row.step for seen in follower.poll()] == [1, 2, 3, 4, 5]
+            assert (follower.steps, follower.last.scale) == (5, 512.0)
+
+
+def test_a_long_run_is_read_in_pieces(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "AT_ONCE", 50)
+    runs.write(tmp_path / "run.gs", runs.saw_tooth(120))
+    with open_run(tmp_path / "run.gs") as run:
+        follower = Follower(run)
+        seen = [(len(follower.poll()), follower.behind, follower.ended) for _ in "123"]
+    assert seen == [(50, True, False), (50, True, False), (20, False, True)]
+
+
+def test_followed_findings_are_those_of_the_finished_run(tmp_path):
+    said = runs.write(
+        tmp_path / "run.gs", runs.nan_gradients(), culprits=runs.sick_tensors
+    )
+    with open_run(tmp_path / "run.gs") as run:
+        follower = Follower(run)
+        follower.poll()
+    assert follower.findings == said

@@ -1,0 +1,274 @@
+"""A run file in, findings out: the same that were said live."""
+
+import math
+
+import pytest
+
+from gradscale import StepRecord
+from gradscale.core.findings import Health, by_severity
+from gradscale.core.verdicts import Verdict
+from gradscale.diagnosis import diagnose_run
+from gradscale.runfile import RunWriter, open_run
+from tests.core import histories
+from tests.diagnosis import runs
+
+
+def diagnosed(path, **options):
+    with open_run(path) as run:
+        return diagnose_run(run, **options)
+
+
+HISTORIES = {
+    "healthy": runs.healthy,
+    "saw_tooth": runs.saw_tooth,
+    "collapse": runs.collapse,
+    "nan_loss": runs.nan_loss,
+    "nan_gradients": runs.nan_gradients,
+    "glm_130b": histories.glm_130b,
+    "bigscience_104b": histories.bigscience_104b,
+    "bigscience_13b": histories.bigscience_13b,
+    "opt_175b": histories.opt_175b,
+}
+
+
+# --- the file says what was said live -------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_file_gives_the_findings_of_the_live_run(tmp_path, name):
+    said = runs.write(
+        tmp_path / "run.gs",
+        HISTORIES[name](),
+        culprits=runs.sick_tensors,
+        policy={**runs.POLICY, "min_scale": _floor(name)},
+    )
+    assert diagnosed(tmp_path / "run.gs").findings == tuple(by_severity(said))
+
+
+def _floor(name):
+    return 2.0**-13 if name == "opt_175b" else 2.0**-24
+
+
+def facts(**given):
+    """Return the record of a step deep in a run."""
+    record = StepRecord(step=0, scale=1024.0, applied=False, finite=False, amax=1e3)
+    return record._replace(**given)
+
+
+STRANGE = {
+    "weights": facts(weights_finite=False, nan=True),
+    "norm": facts(finite=True, norm_finite=False, amax=60000.0, grad_norm=math.inf),
+    "scaled_loss": facts(scaled_loss_finite=False, loss=700.0, amax=math.inf),
+    "no_gradients": facts(read=False, finite=True, amax=0.0),
+    "tiny": facts(finite=True, applied=True, amax=2.0**-20),
+    "all_zero": facts(finite=True, applied=True, amax=0.0, grad_norm=0.0),
+    "fixed": facts(amax=math.inf),
+    "idle_optimizer": facts(finite=True, applied=False),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_what_is_wrong_for_120_steps_is_found_again(tmp_path, name):
+    well = facts(finite=True, applied=True, loss=2.0)
+    records = [well._replace(step=n, calibrated=n > 1) for n in range(1, 40)]
+    records += [STRANGE[name]._replace(step=n) for n in range(40, 160)]
+    records += [well._replace(step=n) for n in range(160, 200)]
+    said = runs.write(tmp_path / "run.gs", records)
+    diagnosis = diagnosed(tmp_path / "run.gs")
+    assert diagnosis.findings == tuple(by_severity(said))
+    assert bool(said) is (name != "idle_optimizer")
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_a_file_gives_the_verdicts_of_the_live_run(tmp_path, name):
+    runs.write(tmp_path / "run.gs", HISTORIES[name]())
+    with open_run(tmp_path / "run.gs") as run:
+        codes = [row.verdict for row in run.steps()]
+        found = diagnose_run(run).verdicts
+    assert {v.code: n for v, n in found.items()} == {c: codes.count(c) for c in codes}
+
+
+def test_the_floor_of_a_policy_that_is_not_known_is_where_the_run_collapsed(tmp_path):
+    said = runs.write(tmp_path / "run.gs", runs.collapse(), policy=None)
+    assert diagnosed(tmp_path / "run.gs").findings == tuple(by_severity(said))
+
+
+# --- the verdict on the whole ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "health", "codes"),
+    [
+        ("healthy", Health.HEALTHY, ["GS001"]),
+        ("saw_tooth", Health.HEALTHY, []),
+        ("collapse", Health.COLLAPSE, ["GS208"]),
+        ("nan_loss", Health.COLLAPSE, ["GS203"]),
+        ("nan_gradients", Health.COLLAPSE, ["GS208"]),
+    ],
+)
+def test_a_run_has_the_findings_of_its_sickness(tmp_path, name, health, codes):
+    runs.write(tmp_path / "run.gs", HISTORIES[name]())
+    diagnosis = diagnosed(tmp_path / "run.gs")
+    assert diagnosis.health is health
+    assert [finding.code for finding in diagnosis.findings] == codes
+
+
+def test_a_run_without_a_step_is_healthy(tmp_path):
+    RunWriter(tmp_path / "run.gs").close()
+    diagnosis = diagnosed(tmp_path / "run.gs")
+    assert (diagnosis.health, diagnosis.steps, diagnosis.phases) == (
+        Health.HEALTHY,
+        0,
+        (),
+    )
+
+
+def test_steps_are_counted_as_taken_and_skipped(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.nan_loss(steps=130, since=100))
+    diagnosis = diagnosed(tmp_path / "run.gs")
+    counts = diagnosis.steps, diagnosis.applied, diagnosis.skipped
+    assert counts == (130, 99, 31)
+    assert diagnosis.verdicts == {Verdict.OK: 99, Verdict.FORWARD_NONFINITE: 31}
+
+
+def test_the_second_rank_has_a_file_of_its_own(tmp_path):
+    for rank in (0, 1):
+        with RunWriter(
+            tmp_path / "run.gs", rank=rank, world_size=2, every_rank=True
+        ) as writer:
+            writer.step(1, 1024.0, True, "GS000", loss=float(rank))
+    second = diagnosed(tmp_path / "run.rank1.gs")
+    assert (second.meta["rank"], second.last.loss) == (1, 1.0)
+
+
+def test_progress_adds_up_to_nearly_all_steps(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.saw_tooth(9000))
+    told = []
+    diagnosed(tmp_path / "run.gs", on_steps=told.append)
+    assert sum(told) == 8192
+
+
+# --- who and where --------------------------------------------------------------------
+
+
+def test_where_is_the_first_culprit_that_was_recorded(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.nan_gradients(), culprits=runs.sick_tensors)
+    diagnosis = diagnosed(tmp_path / "run.gs")
+    assert diagnosis.findings[0].where == "decoder.3.ffn.o.weight"
+
+
+def test_culprits_are_counted_over_the_run(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.nan_gradients(), culprits=runs.sick_tensors)
+    first, second = diagnosed(tmp_path / "run.gs").culprits
+    assert first.as_dict() == {
+        "name": runs.SICK[0],
+        "steps": 51,
+        "first_in": 51,
+        "nan": 0,
+        "first": 100,
+        "last": 150,
+    }
+    assert (second.name, second.steps, second.first_in) == (runs.SICK[1], 51, 0)
+
+
+def test_culprits_come_from_peaks_where_no_event_names_them(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, False, "GS201", amax=math.nan)
+        writer.peaks(1, {"a": 1.0, "b": math.nan, "c": math.inf})
+    first, second = diagnosed(tmp_path / "run.gs").culprits
+    assert (first.name, first.nan, second.name, second.nan) == ("b", 1, "c", 0)
+
+
+def test_a_long_list_of_culprits_keeps_its_length(tmp_path):
+    with RunWriter(tmp_path / "run.gs", meta={"parameters": ["x"] * 40}) as writer:
+        for step in range(1, 60):
+            bad = step >= 30
+            scale = 2.0 ** (16 - max(0, step - 30))
+            writer.step(step, scale, not bad, "GS201" if bad else "GS000", None, 1.0)
+            if step == 30:
+                data = {"culprits": ["a.weight", "b.weight"], "count": 40}
+                writer.event("GS201", step=step, where="a.weight", data=data)
+    [finding] = diagnosed(tmp_path / "run.gs").findings
+    assert finding.evidence["culprits"] == 40
+
+
+PLACE = {
+    "found": True,
+    "direction": "backward",
+    "module": "decoder.3.ffn",
+    "module_class": "FeedForward",
+    "operation": "log",
+    "tensor": "grad_input",
+    "kind": "inf",
+    "count": 3,
+    "elements": 4096,
+    "pattern": {"name": "x", "what": "y", "instead": "Use log_softmax."},
+}
+
+
+def placed(path, step, **changed):
+    """Write a run of NaN gradients from 100 on, in which an instrument saw a place."""
+    runs.write(path, runs.nan_gradients(), culprits=runs.sick_tensors)
+    with RunWriter(path, resume=True) as writer:
+        writer.event("GS201", step=step, data={**PLACE, **changed})
+    return diagnosed(path).findings[0]
+
+
+def test_where_is_the_module_that_an_instrument_named(tmp_path):
+    finding = placed(tmp_path / "run.gs", 104)
+    assert finding.where == "decoder.3.ffn"
+    said = "backward of decoder.3.ffn (FeedForward), log, grad_input: 3 of 4,096 inf"
+    assert finding.evidence["place"] == said
+    assert finding.advice[0] == "Use log_softmax."
+
+
+def test_a_place_from_before_the_trouble_is_not_named(tmp_path):
+    assert placed(tmp_path / "run.gs", 99).where == runs.SICK[0]
+
+
+def test_a_replay_that_found_nothing_names_no_place(tmp_path):
+    assert placed(tmp_path / "run.gs", 104, found=False).where == runs.SICK[0]
+
+
+def test_a_message_that_the_steps_do_not_tell_is_a_finding(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, True, "GS000")
+        for _ in range(3):
+            writer.event("GS105", step=1, where="head.weight")
+    [finding] = diagnosed(tmp_path / "run.gs").findings
+    assert (finding.code, finding.where) == ("GS105", "head.weight")
+    assert finding.evidence == {"times": 3}
+    assert finding.advice
+
+
+def test_a_code_of_a_newer_version_is_told_as_such(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.event("GS999")
+    [finding] = diagnosed(tmp_path / "run.gs").findings
+    assert (finding.code, "does not know" in finding.what) == ("GS999", True)
+
+
+def test_a_recorded_finding_that_the_steps_do_not_give_is_kept(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, True, "GS000")
+        data = {"what": "seen live", "evidence": {"nan": True}, "advice": ["look"]}
+        writer.event("GS208", step=1, data=data)
+    diagnosis = diagnosed(tmp_path / "run.gs")
+    [finding] = diagnosis.findings
+    assert (finding.what, finding.advice) == ("seen live", ("look",))
+    assert diagnosis.health is Health.COLLAPSE
+
+
+def test_what_is_printed_has_exactly_the_agreed_keys(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.nan_loss())
+    told = diagnosed(tmp_path / "run.gs").verdict_as_dict()
+    [finding] = told["findings"]
+    keys = ["code", "where", "step", "what", "evidence", "advice"]
+    assert list(told) == ["verdict", "findings"]
+    assert list(finding) == keys
+
+
+def test_normal_findings_are_not_among_those_of_a_verdict(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.healthy())
+    told = diagnosed(tmp_path / "run.gs").verdict_as_dict()
+    assert told == {"verdict": "healthy", "findings": []}

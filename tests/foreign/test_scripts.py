@@ -1,0 +1,172 @@
+"""Scripts that know nothing of gradscale, alone and under `gradscale run`.
+
+Real libraries, real processes. On a GPU the same scripts train in FP16 there; on a
+machine with one, all of them are run by
+`python -m pytest tests/foreign -p no:randomly -rs`.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradscale.runfile import open_run
+
+HERE = Path(__file__).parent
+# Batches of a rank differ with the number of threads that sum them up.
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # cuBLAS gives the same bits twice only so.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+CUDA = torch.cuda.is_available()
+TORCHRUN = (
+    "-m",
+    "torch.distributed.run",
+    "--nproc-per-node",
+    "2",
+    "--master-port",
+    "0",
+    "--rdzv-backend",
+    "c10d",
+    "--rdzv-endpoint",
+    "localhost:0",
+)
+
+
+def needs(library):
+    """Skip where a library is not installed."""
+    missing = importlib.util.find_spec(library) is None
+    return pytest.mark.skipif(
+        missing, reason=f"{library} is not installed: pip install {library}"
+    )
+
+
+def ended(folder, *command):
+    """Run a command of Python to its end, in this folder."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=ENVIRONMENT,
+    )
+
+
+def recorded(folder, *command):
+    """Run a command under `gradscale run`; return its end, and the folder of files."""
+    files = folder / "records"
+    files.mkdir()
+    prefix = ("-m", "gradscale", "run", "-o", files / "run.gs")
+    return ended(folder, *prefix, *command), files
+
+
+def unchanged(alone, run):
+    """Return whether all that the script said and ended with is the same."""
+    *errors, line = run.stderr.splitlines()
+    assert line.startswith("gradscale: ")
+    assert not [error for error in errors if "gradscale" in error]
+    return (run.returncode, run.stdout) == (alone.returncode, alone.stdout)
+
+
+@pytest.mark.parametrize(
+    ("command", "steps"),
+    [
+        pytest.param(
+            [
+                HERE / "plain_loop.py",
+                *("--exit-code", "3"),
+                *("--device", "cuda" if CUDA else "cpu"),
+            ],
+            30,
+            id="plain loop",
+        ),
+        pytest.param(
+            [HERE / "lightning_fit.py"], 30, id="lightning", marks=needs("lightning")
+        ),
+        pytest.param(
+            [HERE / "accelerate_loop.py"],
+            50,
+            id="accelerate",
+            marks=needs("accelerate"),
+        ),
+        pytest.param(
+            [HERE / "hf_trainer.py"], 40, id="trainer", marks=needs("transformers")
+        ),
+        pytest.param([*TORCHRUN, HERE / "ddp.py"], 40, id="torchrun"),
+    ],
+)
+def test_a_foreign_script_is_recorded_and_its_losses_are_the_same_bit_by_bit(
+    tmp_path, command, steps
+):
+    alone = ended(tmp_path, *command)
+    run, files = recorded(tmp_path, *command)
+    assert "0x1." in alone.stdout, alone.stderr
+    assert unchanged(alone, run)
+    with open_run(files / "run.gs") as record:
+        rows = list(record.steps())
+        assert record.meta["end"]["state"] == "exit"
+    assert [row.step for row in rows] == list(range(1, steps + 1))
+    skipped = sum(not row.applied for row in rows)
+    # On a GPU the libraries' own first scale may fit.
+    assert (0 if CUDA else 1) <= skipped < steps
+    skips = f", {skipped} skipped," if skipped else ""
+    assert run.stderr.splitlines()[-1] == (
+        f"gradscale: {steps} steps{skips} recorded in records/run.gs. "
+        "Next: gradscale report records/run.gs"
+    )
+    # Workers and other ranks wrote nothing.
+    assert [path.name for path in files.iterdir()] == ["run.gs"]
+
+
+def test_culprits_have_the_names_of_a_model_that_nobody_gave_us(tmp_path):
+    _, files = recorded(tmp_path, HERE / "plain_loop.py")
+    with open_run(files / "run.gs") as record:
+        parameters = record.meta["parameters"]
+        [first, *_] = record.events()
+    assert parameters == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert first.where in parameters
+
+
+def test_every_name_of_a_scaler_is_recorded_and_stays_what_it_is(tmp_path):
+    alone = ended(tmp_path, HERE / "every_name.py")
+    run, files = recorded(tmp_path, HERE / "every_name.py")
+    assert alone.returncode == 0
+    assert unchanged(alone, run)
+    first_scales = []
+    for path in files.iterdir():
+        with open_run(path) as record:
+            rows = list(record.steps())
+        assert [row.applied for row in rows] == [True, False, True]
+        first_scales.append(rows[0].scale)
+    # By value: amp, module, cpu, two derived ones, one that is copied, two copies.
+    expected = [2.0**n for n in (3, 5, 5, 5, 6, 10, 12, 13)]
+    assert sorted(first_scales) == expected
+
+
+def test_spawned_processes_are_reached(tmp_path):
+    run, files = recorded(tmp_path, HERE / "plain_spawn.py")
+    assert (run.returncode, run.stdout) == (0, "done\n")
+    assert sorted(path.name for path in files.iterdir()) == ["run.2.gs", "run.gs"]
+    for path in files.iterdir():
+        with open_run(path) as record:
+            assert [row.scale for row in record.steps()] == [1024.0] * 5
+    assert "(and 1 more: one file a scaler)" in run.stderr
+
+
+@pytest.mark.skipif(CUDA, reason="with CUDA the scaler is not disabled")
+def test_a_disabled_scaler_is_told_from_none(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import torch, warnings\nwarnings.simplefilter('ignore')\n"
+        "torch.amp.GradScaler('cuda').update()\n"
+    )
+    run, files = recorded(tmp_path, "train.py")
+    assert run.stderr.startswith("gradscale: the scaler was disabled")
+    assert list(files.iterdir()) == []

@@ -1,0 +1,101 @@
+"""The figures of a run: what is drawn."""
+
+import pytest
+
+from gradscale.core.verdicts import Verdict
+from gradscale.diagnosis import diagnose_run
+from gradscale.report.run_figures import PIECES, run_figure
+from gradscale.runfile import RunWriter, open_run
+from tests.diagnosis import runs
+
+
+def drawn(path):
+    """Return the panels of a run's figure, each a list of (mark, rows)."""
+    with open_run(path) as run:
+        spec = run_figure(diagnose_run(run)).to_dict()
+    panels = [
+        [(layer["mark"]["type"], layer["data"]["values"]) for layer in panel["layer"]]
+        for panel in spec["vconcat"]
+    ]
+    return spec, panels
+
+
+def rows(panel, mark):
+    """Return the rows of all layers of a panel that have a mark."""
+    return [row for kind, values in panel if kind == mark for row in values]
+
+
+def test_the_line_is_the_scale_at_its_changes(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.saw_tooth(250))
+    _, [panel] = drawn(tmp_path / "run.gs")
+    line = [(row["step"], row["log2"]) for row in rows(panel, "line")]
+    assert line == [(1, 15), (101, 16), (102, 15), (202, 16), (203, 15), (250, 15)]
+
+
+def test_marks_have_step_scale_and_verdict(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.saw_tooth(250))
+    _, [panel] = drawn(tmp_path / "run.gs")
+    marks = [tuple(row.values()) for row in rows(panel, "point")]
+    assert marks == [(101, 16.0, "probing"), (202, 16.0, "probing")]
+
+
+def test_a_near_floor_is_drawn_and_a_far_ceiling_is_told(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.collapse())
+    spec, [panel] = drawn(tmp_path / "run.gs")
+    assert rows(panel, "rule") == [{"log2": -24.0, "text": "floor 2^-24"}]
+    assert "between 2^-24 and 2^126" in spec["title"]["subtitle"]
+
+
+def test_phases_that_are_not_steady_are_shaded(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.collapse())
+    _, [panel] = drawn(tmp_path / "run.gs")
+    shades = [(row["first"], row["last"]) for row in rows(panel, "rect")]
+    assert shades == [(300, 341), (341, 401)]
+
+
+def test_the_title_is_the_gravest_finding(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.nan_loss())
+    spec, _ = drawn(tmp_path / "run.gs")
+    assert spec["title"]["text"].startswith("GS203 the loss is nan before scaling")
+
+
+def test_a_long_restless_run_is_drawn_in_pieces(tmp_path):
+    with RunWriter(tmp_path / "run.gs", backlog=1 << 20) as writer:
+        for step in range(1, 10_001):
+            writer.step(step, 2.0 ** (step % 2), True, "GS000")
+    _, [panel] = drawn(tmp_path / "run.gs")
+    assert len(rows(panel, "line")) == 2 * PIECES + 1
+
+
+def test_marks_are_one_of_a_kind_for_each_piece(tmp_path):
+    with RunWriter(tmp_path / "run.gs", backlog=1 << 20) as writer:
+        for step in range(1, 7801):
+            writer.step(step, 4.0, False, Verdict.OVERFLOW.code)
+    _, [panel] = drawn(tmp_path / "run.gs")
+    kinds = [row["verdict"] for row in rows(panel, "point")]
+    assert len(kinds) <= 3 * PIECES
+
+
+def test_bars_are_shares_of_all_elements(tmp_path):
+    runs.write_sampled(tmp_path / "run.gs", [1.0] * 200)
+    _, [_, panel] = drawn(tmp_path / "run.gs")
+    bars = [row for row in rows(panel, "rect") if "share" in row]
+    assert len(bars) == 42
+    assert sum(bar["share"] for bar in bars) == pytest.approx(1.0)
+    kinds = [bar["kind"] for bar in bars]
+    assert (kinds.count("subnormal"), kinds.count("normal")) == (10, 30)
+
+
+def test_the_ranges_of_float16_are_shaded(tmp_path):
+    runs.write_sampled(tmp_path / "run.gs", [1.0] * 200)
+    _, [_, panel] = drawn(tmp_path / "run.gs")
+    bands = [(row["a"], row["b"]) for row in rows(panel, "rect") if "a" in row]
+    assert bands == [(-24, -14), (-14, 16)]
+
+
+def test_a_run_without_a_step_has_a_figure(tmp_path):
+    RunWriter(tmp_path / "run.gs").close()
+    with open_run(tmp_path / "run.gs") as run:
+        spec = run_figure(diagnose_run(run)).to_dict()
+    [panel] = spec["vconcat"]
+    assert panel["title"]["text"] == "The run has no step yet"

@@ -1,0 +1,196 @@
+"""The screens of a run: what they say, and that charts tell the truth."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from gradscale.core.verdicts import Verdict
+from gradscale.diagnosis import diagnose_run
+from gradscale.diagnosis.following import Follower
+from gradscale.diagnosis.timeline import Timeline
+from gradscale.report.chart import mark_legend, scale_chart
+from gradscale.report.looks import LOOKS
+from gradscale.report.run_screen import facts, run_screen
+from gradscale.report.tail_screen import tail_screen, vitals
+from gradscale.runfile import RunWriter, open_run
+from tests.diagnosis import runs
+
+OK = Verdict.OK
+
+
+def timeline_of(log2s, marks=()):
+    """Return the timeline of a scale, with verdicts at some steps."""
+    timeline, verdicts = Timeline(), dict(marks)
+    for step, log2 in enumerate(log2s, start=1):
+        timeline.note(step, 2.0**log2, verdicts.get(step, OK))
+    return timeline
+
+
+def chart(timeline, width=28, **options):
+    return scale_chart(timeline, width, **options).plain.splitlines()
+
+
+def printed(what, width=100):
+    console = Console(width=width, file=io.StringIO())
+    console.print(what)
+    return console.file.getvalue()
+
+
+def diagnosed(path):
+    with open_run(path) as run:
+        return diagnose_run(run)
+
+
+# --- the chart ------------------------------------------------------------------------
+
+
+def test_a_scale_that_stands_still_is_one_line_at_its_power():
+    lines = chart(timeline_of([10] * 50), braille=False)
+    [line] = [line for line in lines if "*" in line]
+    place = lines.index(line)
+    assert line == "       │" + "*" * 19
+    assert [lines[place - 1][:6], lines[place + 1][:6]] == ["  2^11", "   2^9"]
+
+
+def test_a_step_of_the_scale_is_at_its_place():
+    lines = chart(timeline_of([10] * 10 + [12] * 10), width=29, braille=False)
+    rows = {line[:6].strip(): line[8:] for line in lines if "*" in line}
+    assert rows["2^10"] == "*" * 11
+    assert rows["2^12"] == " " * 10 + "*" * 10
+
+
+def test_a_jump_is_joined_by_a_line():
+    lines = chart(timeline_of([10] * 10 + [13] * 10), width=29, braille=False)
+    assert sum("*" in line for line in lines) == 4
+
+
+def test_dots_have_eight_places_a_character():
+    lines = chart(timeline_of([10] * 50), width=29)
+    [line] = [line[8:] for line in lines if re.search("[\u2801-\u28ff]", line)]
+    assert len(line) == 20
+    assert len(set(line)) == 1
+
+
+@pytest.mark.parametrize("span", [1, 5, 12, 40, 100])
+def test_a_chart_has_at_most_its_lines(span):
+    lines = chart(timeline_of([0] * 5 + [span] * 5))
+    # Axis and steps below them; no step was not ok.
+    assert 6 <= len(lines) - 2 <= 12
+
+
+@pytest.mark.parametrize("span", [1, 5, 12, 40, 100])
+def test_every_power_of_a_chart_is_within_its_labels(span):
+    lines = chart(timeline_of([0] * 5 + [span] * 5), braille=False)
+    labels = [
+        int(found[1]) for line in lines if (found := re.search(r"2\^(\S+)", line))
+    ]
+    assert labels == sorted(labels, reverse=True)
+    assert labels[0] >= span
+
+
+def test_marks_stand_below_their_step():
+    marks = [(1, Verdict.CALIBRATING), (20, Verdict.FORWARD_NONFINITE)]
+    lines = chart(timeline_of([10] * 20, marks), width=29, braille=False)
+    assert lines[-2] == " " * 8 + "c" + " " * 18 + "F"
+
+
+def test_the_gravest_verdict_of_a_place_is_shown():
+    marks = [(n, Verdict.OVERFLOW) for n in range(1, 9)] + [(9, Verdict.GENUINE)]
+    lines = chart(timeline_of([10] * 200, marks), width=19)
+    assert lines[-2].strip() == "G"
+
+
+def test_of_ordinary_skips_the_most_frequent_is_shown():
+    marks = [(n, Verdict.CALIBRATING) for n in range(1, 9)] + [(9, Verdict.OVERFLOW)]
+    lines = chart(timeline_of([10] * 200, marks), width=19)
+    assert lines[-2].strip() == "c"
+
+
+def test_the_legend_names_what_was_seen():
+    timeline = timeline_of([10] * 9, [(3, Verdict.PROBING), (5, Verdict.COLLAPSE)])
+    assert mark_legend(timeline).plain == "C collapse  p probing"
+
+
+def test_every_verdict_has_a_look_and_a_letter_of_its_own():
+    letters = [look.letter for look in LOOKS.values()]
+    assert set(LOOKS) == set(Verdict)
+    assert len(set(letters)) == len(letters)
+
+
+# --- the screen -----------------------------------------------------------------------
+
+
+def test_a_healthy_run_says_so_and_has_its_one_line(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.healthy())
+    shown = printed(run_screen(diagnosed(tmp_path / "run.gs"), 100))
+    assert "run.gs  healthy  3,000 steps, 17 skipped (0.6 %)" in shown
+    assert "GS001 calibrated: S 2^24 -> 2^15 after 9 skips (normal)" in shown
+
+
+def test_many_phases_are_cut_in_the_middle(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        for step in range(1, 601):
+            bad = step % 30 < 4
+            code = "GS204" if bad else "GS000"
+            writer.step(step, 4.0, not bad, code, amax=1.0)
+    shown = printed(run_screen(diagnosed(tmp_path / "run.gs"), 100))
+    assert re.search(r"… \d+ more", shown)
+
+
+def test_the_facts_of_a_run_on_two_ranks_name_the_rank(tmp_path):
+    with RunWriter(
+        tmp_path / "run.gs", rank=1, world_size=2, every_rank=True
+    ) as writer:
+        writer.step(1, 1024.0, True, "GS000", 0.5, 2047.0, 2.5)
+    shown = facts(diagnosed(tmp_path / "run.rank1.gs"))
+    assert shown["ranks"] == "rank 1 of 2"
+    assert shown["scale"] == "2^10 throughout"
+    assert shown["headroom"] == "5.0 bits below 65504"
+    assert (shown["loss"], shown["norm"]) == (
+        "2.5 -> 2.5",
+        "0.5, unscaled, at the last step",
+    )
+
+
+def test_a_run_that_failed_names_its_error(tmp_path):
+    writer = RunWriter(tmp_path / "run.gs")
+    writer.step(1, 1024.0, True, "GS000")
+    writer.close("error", error="KeyError")
+    shown = facts(diagnosed(tmp_path / "run.gs"))
+    assert shown["run"].startswith("error with KeyError")
+
+
+# --- the live view --------------------------------------------------------------------
+
+
+def followed(path):
+    with open_run(path) as run:
+        follower = Follower(run)
+        follower.poll()
+    return follower
+
+
+def test_the_live_view_has_the_figures_of_the_last_step(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.nan_loss(steps=130))
+    shown = vitals(followed(tmp_path / "run.gs"))
+    assert shown["step"] == "130"
+    assert shown["skipped"] == "31 (23.8 %), 31 of the last 100"
+    assert shown["loss"] == "nan"
+
+
+def test_the_live_view_says_that_a_run_is_silent(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, True, "GS000")
+        writer.flush()
+        follower = followed(tmp_path / "run.gs")
+    late = follower.last.time + 100.0
+    shown = printed(tail_screen(follower, "run.gs", 100, now=lambda: late))
+    assert "silent for 100 s" in shown
+
+
+def test_the_live_view_waits_for_the_first_step(tmp_path):
+    with RunWriter(tmp_path / "run.gs"):
+        follower = followed(tmp_path / "run.gs")
+    assert "no step yet" in printed(tail_screen(follower, "run.gs", 100))

@@ -1,0 +1,164 @@
+"""A scaler judges its steps as their facts arrive, and says what is to be said."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from gradscale import HopelessRun
+from gradscale.runfile import open_run
+from gradscale.torch import GradScaler, optim
+from tests.torch.training import INF, NAN, parameter, planted
+
+
+def train(scaler, steps, *, nan_from=math.inf):
+    """Train a small model whose loss is NaN from some step on."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        x = torch.full((8, 4), NAN if step >= nan_from else 1.0)
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+def codes(said):
+    """Return the codes of the findings that were printed."""
+    return [line.split()[1] for line in said.splitlines() if line[:10] == "gradscale "]
+
+
+@pytest.mark.parametrize("exponent", [24, 32])
+def test_a_healthy_run_prints_exactly_one_line(exponent, capsys):
+    scaler, param = GradScaler("cpu", init_scale=2.0**exponent), parameter(2)
+    optimizer = torch.optim.SGD([param], lr=1e-6, fused=True)
+    for step in range(5000):
+        optimizer.zero_grad()
+        # A loss scale of 2**15 is the largest that fits, with a little noise.
+        fits = scaler.get_scale() <= 2.0 ** (15 + (step % 7 == 0))
+        scaler.scale(planted(param, 1.0 if fits else INF)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    [line] = capsys.readouterr().err.splitlines()
+    skips = exponent - 15
+    expected = f"GS001 calibrated: S 2^{exponent} -> 2^15 after {skips} skips"
+    assert expected in line
+
+
+def test_a_loss_that_stays_nan_stops_the_run_within_ten_steps_at_its_scale(capsys):
+    scaler = GradScaler("cpu", guard="raise")
+    with pytest.raises(HopelessRun, match="lower scale can help") as caught:
+        train(scaler, 200, nan_from=100)
+    assert caught.value.code == "GS203"
+    assert scaler.last.step <= 110
+    assert scaler.get_scale() == 2.0**16
+    [bundle] = Path().glob("gradscale-bundle-*")
+    assert f"bundle {bundle}" in str(caught.value)
+    names = {path.name for path in bundle.iterdir()}
+    assert names == {
+        "finding.json",
+        "steps.json",
+        "scaler.json",
+        "versions.json",
+        "manifest.json",
+    }
+    steps = json.loads((bundle / "steps.json").read_text())
+    assert [step["step"] for step in steps][-1] == steps[-1]["step"]
+    assert not steps[-1]["loss_finite"]
+    assert "none" in json.loads((bundle / "manifest.json").read_text())["user data"]
+    assert "GS203" in codes(capsys.readouterr().err)
+
+
+def test_by_default_it_is_only_said_and_the_scale_moves_as_torchs_does(capsys):
+    ours, theirs = GradScaler("cpu"), torch.amp.GradScaler("cpu")
+    train(ours, 116, nan_from=100)
+    train(theirs, 116, nan_from=100)
+    assert ours.get_scale() == theirs.get_scale() < 2.0**16
+    assert codes(capsys.readouterr().err).count("GS203") == 2
+    assert list(Path().glob("gradscale-bundle-*")) == []
+
+
+def test_every_step_is_in_the_run_file_with_its_loss():
+    scaler = GradScaler("cpu", record="run.gs", guard="report")
+    train(scaler, 40, nan_from=30)
+    scaler.close()
+    with open_run("run.gs") as run:
+        rows = list(run.steps())
+        events = [event.code for event in run.events()]
+    # The facts of the last two steps were still on their way.
+    assert [row.step for row in rows] == list(range(1, 39))
+    assert [row.verdict for row in rows[:29]] == ["GS000"] * 29
+    assert {row.verdict for row in rows[29:]} == {"GS203"}
+    assert all(math.isfinite(row.loss) for row in rows[:29])
+    assert all(math.isnan(row.loss) for row in rows[29:])
+    assert "GS203" in events
+
+
+class Block(nn.Module):
+    """A layer that goes wrong after a while, in one direction."""
+
+    def __init__(self, bad):
+        super().__init__()
+        self.layer, self.bad, self.calls = nn.Linear(8, 8), bad, 0
+
+    def forward(self, x):
+        y = self.layer(x).tanh()
+        self.calls += 1
+        if self.calls > 20 and self.bad == "forward":
+            y = y * INF
+        if self.calls > 20 and self.bad == "backward":
+            # Finite, and its derivative is 0 / 0.
+            y = y + torch.sqrt((y * 0.0).abs())
+        return x + y
+
+
+@pytest.mark.parametrize("place", [0, 13, 23])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("named", [True, False])
+def test_the_one_poisoned_layer_of_24_is_named(place, direction, named, capsys):
+    torch.manual_seed(0)
+    bad = [direction if i == place else None for i in range(24)]
+    net = nn.Sequential(*map(Block, bad))
+    optimizer = optim.AdamW(net.parameters())
+    scaler = GradScaler("cpu", model=net if named else None)
+    for _ in range(32):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.randn(4, 8)).square().mean()).backward()
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    said = capsys.readouterr().err
+    assert f"where   {direction} of {place} (Block)" in said
+
+
+def test_a_healthy_twin_names_nobody(capsys):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Block(None) for _ in range(24)))
+    optimizer = optim.AdamW(net.parameters())
+    scaler = GradScaler("cpu", model=net)
+    for _ in range(32):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.randn(4, 8)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert capsys.readouterr().err == ""
+    assert not scaler._monitor.armed.armed
+
+
+def test_diagnose_replays_the_batch_that_failed():
+    net = nn.Sequential(*(Block("backward" if i == 2 else None) for i in range(4)))
+    for block in net:
+        block.calls = 100
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler, x = GradScaler("cpu", model=net), torch.randn(4, 8)
+    scaler.scale(net(x).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    seen = scaler.diagnose(lambda: net(x).square().mean())
+    assert (seen.direction, seen.module, seen.operation) == ("backward", "2", "sqrt")
