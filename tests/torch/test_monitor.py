@@ -1,6 +1,7 @@
 """A scaler judges its steps as their facts arrive, and says what is to be said."""
 
 import json
+import logging
 import math
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from gradscale import HopelessRun
 from gradscale.runfile import open_run
-from gradscale.torch import GradScaler, optim
+from gradscale.torch import GradScaler, monitor, optim
 from tests.torch.training import INF, NAN, parameter, planted
 
 
@@ -28,13 +29,20 @@ def train(scaler, steps, *, nan_from=math.inf):
     return model
 
 
+@pytest.fixture
+def heard(caplog):
+    """Return what the scaler has said so far, as text."""
+    caplog.set_level(logging.INFO, "gradscale")
+    return lambda: "\n".join(caplog.messages)
+
+
 def codes(said):
-    """Return the codes of the findings that were printed."""
-    return [line.split()[1] for line in said.splitlines() if line[:10] == "gradscale "]
+    """Return the codes of the findings that were said."""
+    return [line.split()[0] for line in said.splitlines() if line[:2] == "GS"]
 
 
 @pytest.mark.parametrize("exponent", [24, 32])
-def test_a_healthy_run_prints_exactly_one_line(exponent, capsys):
+def test_a_healthy_run_prints_exactly_one_line(exponent, heard):
     scaler, param = GradScaler("cpu", init_scale=2.0**exponent), parameter(2)
     optimizer = torch.optim.SGD([param], lr=1e-6, fused=True)
     for step in range(5000):
@@ -45,13 +53,13 @@ def test_a_healthy_run_prints_exactly_one_line(exponent, capsys):
         scaler.step(optimizer)
         scaler.update()
     scaler.close()
-    [line] = capsys.readouterr().err.splitlines()
+    [line] = heard().splitlines()
     skips = exponent - 15
     expected = f"GS001 calibrated: S 2^{exponent} -> 2^15 after {skips} skips"
     assert expected in line
 
 
-def test_a_loss_that_stays_nan_stops_the_run_within_ten_steps_at_its_scale(capsys):
+def test_a_loss_that_stays_nan_stops_the_run_within_ten_steps_at_its_scale(heard):
     scaler = GradScaler("cpu", guard="raise")
     with pytest.raises(HopelessRun, match="lower scale can help") as caught:
         train(scaler, 200, nan_from=100)
@@ -72,15 +80,15 @@ def test_a_loss_that_stays_nan_stops_the_run_within_ten_steps_at_its_scale(capsy
     assert [step["step"] for step in steps][-1] == steps[-1]["step"]
     assert not steps[-1]["loss_finite"]
     assert "none" in json.loads((bundle / "manifest.json").read_text())["user data"]
-    assert "GS203" in codes(capsys.readouterr().err)
+    assert "GS203" in codes(heard())
 
 
-def test_by_default_it_is_only_said_and_the_scale_moves_as_torchs_does(capsys):
+def test_by_default_it_is_only_said_and_the_scale_moves_as_torchs_does(heard):
     ours, theirs = GradScaler("cpu"), torch.amp.GradScaler("cpu")
     train(ours, 116, nan_from=100)
     train(theirs, 116, nan_from=100)
     assert ours.get_scale() == theirs.get_scale() < 2.0**16
-    assert codes(capsys.readouterr().err).count("GS203") == 2
+    assert codes(heard()).count("GS203") == 2
     assert list(Path().glob("gradscale-bundle-*")) == []
 
 
@@ -121,7 +129,7 @@ class Block(nn.Module):
 @pytest.mark.parametrize("place", [0, 13, 23])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("named", [True, False])
-def test_the_one_poisoned_layer_of_24_is_named(place, direction, named, capsys):
+def test_the_one_poisoned_layer_of_24_is_named(place, direction, named, heard):
     torch.manual_seed(0)
     bad = [direction if i == place else None for i in range(24)]
     net = nn.Sequential(*map(Block, bad))
@@ -133,11 +141,11 @@ def test_the_one_poisoned_layer_of_24_is_named(place, direction, named, capsys):
         scaler.clip_grad_norm_(optimizer, 1.0)
         scaler.step(optimizer)
         scaler.update()
-    said = capsys.readouterr().err
+    said = heard()
     assert f"where   {direction} of {place} (Block)" in said
 
 
-def test_a_healthy_twin_names_nobody(capsys):
+def test_a_healthy_twin_names_nobody(heard):
     torch.manual_seed(0)
     net = nn.Sequential(*(Block(None) for _ in range(24)))
     optimizer = optim.AdamW(net.parameters())
@@ -147,7 +155,7 @@ def test_a_healthy_twin_names_nobody(capsys):
         scaler.scale(net(torch.randn(4, 8)).square().mean()).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert capsys.readouterr().err == ""
+    assert heard() == ""
     assert not scaler._monitor.armed.armed
 
 
@@ -162,3 +170,11 @@ def test_diagnose_replays_the_batch_that_failed():
     scaler.update()
     seen = scaler.diagnose(lambda: net(x).square().mean())
     assert (seen.direction, seen.module, seen.operation) == ("backward", "2", "sqrt")
+
+
+def test_where_nobody_logs_it_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(monitor._log, "hasHandlers", lambda: False)
+    train(GradScaler("cpu"), 116, nan_from=100)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "gradscale GS203 step 107: the loss is nan before scaling" in printed.err
