@@ -46,6 +46,13 @@ def test_a_near_floor_is_drawn_and_a_far_ceiling_is_told(tmp_path):
     assert "between 2^-24 and 2^126" in spec["title"]["subtitle"]
 
 
+def test_a_far_floor_is_told_and_not_drawn(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.saw_tooth(250))
+    spec, [panel] = drawn(tmp_path / "run.gs")
+    assert rows(panel, "rule") == []
+    assert "between 2^-24 and 2^126" in spec["title"]["subtitle"]
+
+
 def test_phases_that_are_not_steady_are_shaded(tmp_path):
     runs.write(tmp_path / "run.gs", runs.collapse())
     _, [panel] = drawn(tmp_path / "run.gs")

@@ -186,13 +186,25 @@ def test_a_compiled_model_is_left_alone():
 
 
 def test_a_model_that_is_gone_is_not_kept():
-    model, meter = torch.nn.Linear(4, 3), Meter(every=2)
+    model, meter = torch.nn.Linear(4, 3), Meter(every=4)
     meter.watch_activations(model)
+    meter.turn()
     meter.turn()
     del model
     (watched,) = meter._watched
     meter.turn()
+    assert meter.wanted
     assert not watched.on
+
+
+def test_watching_begins_with_the_next_sampled_step():
+    model, meter = torch.nn.Linear(4, 3), Meter(every=4)
+    meter.turn()
+    meter.turn()
+    meter.watch_activations(model)
+    assert hooks_on(model) == 0
+    meter.turn()
+    assert hooks_on(model) == 1
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

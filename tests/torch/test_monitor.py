@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -59,14 +58,14 @@ def test_a_healthy_run_prints_exactly_one_line(exponent, heard):
     assert expected in line
 
 
-def test_a_loss_that_stays_nan_stops_the_run_within_ten_steps_at_its_scale(heard):
+def test_a_loss_that_stays_nan_stops_the_run_within_ten_steps(heard, tmp_path):
     scaler = GradScaler("cpu", guard="raise")
     with pytest.raises(HopelessRun, match="lower scale can help") as caught:
         train(scaler, 200, nan_from=100)
     assert caught.value.code == "GS203"
     assert scaler.last.step <= 110
     assert scaler.get_scale() == 2.0**16
-    [bundle] = Path().glob("gradscale-bundle-*")
+    [bundle] = tmp_path.glob("gradscale-bundle-*")
     assert f"bundle {bundle}" in str(caught.value)
     names = {path.name for path in bundle.iterdir()}
     assert names == {
@@ -83,20 +82,21 @@ def test_a_loss_that_stays_nan_stops_the_run_within_ten_steps_at_its_scale(heard
     assert "GS203" in codes(heard())
 
 
-def test_by_default_it_is_only_said_and_the_scale_moves_as_torchs_does(heard):
+def test_by_default_it_is_only_said_and_the_scale_moves_as_torchs_does(heard, tmp_path):
     ours, theirs = GradScaler("cpu"), torch.amp.GradScaler("cpu")
     train(ours, 116, nan_from=100)
     train(theirs, 116, nan_from=100)
     assert ours.get_scale() == theirs.get_scale() < 2.0**16
     assert codes(heard()).count("GS203") == 2
-    assert list(Path().glob("gradscale-bundle-*")) == []
+    assert list(tmp_path.glob("gradscale-bundle-*")) == []
 
 
-def test_every_step_is_in_the_run_file_with_its_loss():
-    scaler = GradScaler("cpu", record="run.gs", guard="report")
+def test_every_step_is_in_the_run_file_with_its_loss(tmp_path):
+    path = tmp_path / "run.gs"
+    scaler = GradScaler("cpu", record=path, guard="report")
     train(scaler, 40, nan_from=30)
     scaler.close()
-    with open_run("run.gs") as run:
+    with open_run(path) as run:
         rows = list(run.steps())
         events = [event.code for event in run.events()]
     # The facts of the last two steps were still on their way.

@@ -24,6 +24,8 @@ from gradscale.torch.notices import Notice
 from gradscale.torch.open_step import OpenStep
 from gradscale.torch.recording import Recorder, rank_here
 
+# Where bundles go if there is no run file beside which they could lie.
+BUNDLES = Path()
 # Steps that a bundle tells of.
 REMEMBERED = 50
 # Bad steps in a row, not explained by a scale that is being found, before the
@@ -210,7 +212,7 @@ class Monitor:
         """Write a bundle, on rank 0 alone; return the line that names it."""
         if rank_here() != 0:
             return ""
-        parent = Path()
+        parent = BUNDLES
         if self._recorder is not None and self._recorder.path is not None:
             parent = self._recorder.path.parent
         try:

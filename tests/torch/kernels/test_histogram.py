@@ -166,6 +166,12 @@ def test_every_nan_and_infinity_is_not_finite(device, dtype, sign):
     assert row[NONFINITE] == row.sum() == 3
 
 
+def test_every_subnormal_bf16_is_below_the_bins(device):
+    patterns = torch.arange(1, 128, dtype=torch.int16)
+    row = by_kernel([patterns.view(torch.bfloat16).to(device)])[0]
+    assert row[BELOW] == row.sum() == 127
+
+
 @dtypes
 def test_zeros_of_either_sign_are_zeros(device, dtype):
     tensor = torch.zeros(9, dtype=dtype, device=device)
