@@ -172,8 +172,9 @@ class Monitor:
         for sink in self._sinks:
             sink.see(record, judged)
         for finding in judged.findings:
-            stops = finding.hopeless and self._guard == "raise" and state is not None
-            bundle = self._bundle(finding, state) if stops else ""
+            bundle, stops = "", False
+            if finding.hopeless and self._guard == "raise" and state is not None:
+                bundle, stops = self._bundle(finding, state), True
             if finding.code not in _SAID_ELSEWHERE:
                 self._say(finding.text() + bundle, normal=finding.normal)
             if stops and finding.code not in _RAISED_ELSEWHERE:
