@@ -28,6 +28,9 @@ WITH_EXAMPLES = [
     "gradscale.core.incumbents",
     "gradscale.core.ops",
     "gradscale.core.outcome",
+    "gradscale.core.findings",
+    "gradscale.core.judging",
+    "gradscale.core.patterns",
     "gradscale.core.policies",
     "gradscale.core.verdicts",
     "gradscale.jax",
@@ -48,10 +51,16 @@ WITH_EXAMPLES = [
     "gradscale.runfile.rows",
     "gradscale.runfile.thinning",
     "gradscale.runfile.writer",
+    "gradscale.torch.armed",
+    "gradscale.torch.culprits",
+    "gradscale.torch.diagnosing",
+    "gradscale.torch.models",
     "gradscale.torch.optim.adam",
     "gradscale.torch.optim.lion",
     "gradscale.torch.optim.sgd",
+    "gradscale.torch.recording",
     "gradscale.torch.scaler",
+    "gradscale.torch.sharded",
 ]
 
 
