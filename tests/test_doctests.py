@@ -54,11 +54,11 @@ WITH_EXAMPLES = [
     "gradscale.torch.armed",
     "gradscale.torch.culprits",
     "gradscale.torch.diagnosing",
-    "gradscale.torch.models",
     "gradscale.torch.optim.adam",
     "gradscale.torch.optim.lion",
     "gradscale.torch.optim.sgd",
     "gradscale.torch.recording",
+    "gradscale.torch.roots",
     "gradscale.torch.scaler",
     "gradscale.torch.sharded",
 ]

@@ -3,6 +3,7 @@
 import logging
 import math
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,11 +19,11 @@ from gradscale.torch.armed import Armed
 from gradscale.torch.bundles import write_bundle
 from gradscale.torch.culprits import Diagnosis, order_of_backward
 from gradscale.torch.ledger import Ledger, record_of
-from gradscale.torch.mailbox import LAG, LateRow
-from gradscale.torch.models import model_of
+from gradscale.torch.mailbox import LAG, LateRow, Mailbox
 from gradscale.torch.notices import Notice
 from gradscale.torch.open_step import OpenStep
 from gradscale.torch.recording import Recorder, rank_here
+from gradscale.torch.roots import root_of
 
 # Where bundles go if there is no run file beside which they could lie.
 BUNDLES = Path()
@@ -106,14 +107,42 @@ class Monitor:
             else:
                 self._tell_place(self.armed.finding(record.scale), record)
 
+    def begin(self, owner: Any, mailbox: Mailbox, ledger: Ledger) -> None:
+        """Make the run file, if there is to be one and it is not there yet.
+
+        Args:
+            owner: With whom the file is closed, if the process does not end before.
+            mailbox, ledger: What is on its way at the end comes from them.
+
+        Raises:
+            StateError: The file cannot be made, or is there already.
+        """
+        recorder = self._recorder
+        if recorder is None or recorder.begun:
+            return
+        recorder.begin()
+
+        def drain() -> None:
+            # Not the owner's: it would never be let go of.
+            self.armed.disarm()
+            for _ in range(LAG):
+                self.look(ledger, {})
+                self.see(mailbox.exchange(ledger), None)
+            self.hurry()
+            self.armed.disarm()
+
+        recorder.before_end(drain)
+        # At the end of the process the recorder closes its file itself.
+        weakref.finalize(owner, recorder.close).atexit = False
+
     def see(
-        self, late: list[LateRow] | None, state: Callable[[], dict[str, Any]]
+        self, late: list[LateRow] | None, state: Callable[[], dict[str, Any]] | None
     ) -> None:
         """Judge the rows that are due.
 
         Args:
             late: What the mailbox returned for this update.
-            state: Returns the scaler's state, for a bundle.
+            state: Returns the scaler's state, for a bundle; None to stop nothing.
 
         Raises:
             HopelessRun: No scale can help, and `guard` is "raise".
@@ -193,7 +222,7 @@ class Monitor:
             return
         if self._model is None:
             params = [p for s in behind if s.optimizer is not None for p in s.params()]
-            self._model = model_of(params)
+            self._model = root_of(params)
         if self._model is not None:
             self.armed.arm(self._model)
 

@@ -11,7 +11,6 @@ import inspect
 import json
 import os
 import warnings
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,7 +20,6 @@ from gradscale.errors import GradscaleError, GradscaleWarning
 from gradscale.torch.cpu.amp import GradScaler as CpuGradScaler
 from gradscale.torch.cuda.amp import GradScaler as CudaGradScaler
 from gradscale.torch.guards import Watchman
-from gradscale.torch.mailbox import LAG, LateRow
 from gradscale.torch.names import names_of
 from gradscale.torch.open_step import OpenStep
 from gradscale.torch.recording import Recorder
@@ -104,15 +102,6 @@ class Recorded(GradScaler):
             groups = optimizer.param_groups
             self._model = root_of([p for group in groups for p in group["params"]])
         return super()._open_step(optimizer)
-
-    def _act_on_late_facts(self, late: list[LateRow] | None) -> None:
-        recorder = self._record
-        if isinstance(recorder, Recorder) and not recorder.begun:
-            recorder.begin()
-            recorder.before_end(_drain_of(self))
-            # At the end of the process the recorder closes its file itself.
-            weakref.finalize(self, recorder.close).atexit = False
-        super()._act_on_late_facts(late)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -222,21 +211,3 @@ def _recorder(session: Session, **about: Any) -> Recorder:
     return Recorder(
         session.file, numbered=True, quiet=True, made=made, failed=failed, **about
     )
-
-
-def _drain_of(scaler: GradScaler) -> Callable[[], None]:
-    """Return what judges the rows that are on their way; it holds no scaler."""
-    mailbox, ledger, monitor = scaler._mailbox, scaler._ledger, scaler._monitor
-    assert ledger is not None
-    # At the end nothing is raised and no bundle is written.
-    no_state: Any = None
-
-    def drain() -> None:
-        monitor.armed.disarm()
-        for _ in range(LAG):
-            monitor.look(ledger, {})
-            monitor.see(mailbox.exchange(ledger), no_state)
-        monitor.hurry()
-        monitor.armed.disarm()
-
-    return drain

@@ -51,13 +51,13 @@ from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.late_backward import watch_backward
 from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
 from gradscale.torch.mailbox import LateRow, Mailbox
-from gradscale.torch.models import model_of
 from gradscale.torch.monitor import Monitor
 from gradscale.torch.names import names_of
 from gradscale.torch.open_step import OpenStep
 from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
 from gradscale.torch.paths import Path, Way, path_of, unscales_itself, way_of
 from gradscale.torch.recording import Recorder, recorder_of
+from gradscale.torch.roots import root_of
 from gradscale.torch.scaling import map_outputs, times, trace_of
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 from gradscale.torch.spread import lone, ranks_are_there, replicas_of
@@ -640,7 +640,9 @@ class GradScaler(torch.amp.GradScaler):
         return torch.distributed.group.WORLD if given is None else given
 
     def _act_on_late_facts(self, late: list[LateRow] | None) -> None:
+        _, ledger = self._books("update")
         try:
+            self._monitor.begin(self, self._mailbox, ledger)
             self._monitor.see(late, self.state_dict)
             for one in late or ():
                 self._watchman.act(one.row, self._policy, lambda: self.last)
@@ -740,7 +742,7 @@ class GradScaler(torch.amp.GradScaler):
         _, ledger = self._books("diagnose")
         model = self._model
         if model is None:
-            model = model_of(params_of(list(self._iteration.settled.values())))
+            model = root_of(params_of(list(self._iteration.settled.values())))
         if model is None:
             raise guards.no_model()
         return diagnose(model, closure, ledger.used_scale)
