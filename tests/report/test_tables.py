@@ -5,11 +5,11 @@ import math
 import pytest
 from rich.console import Console
 
+from gradscale.core.findings import power
 from gradscale.report.tables import (
     ComparisonRow,
     comparison_table,
     percent,
-    power_of_two,
 )
 
 
@@ -26,7 +26,7 @@ def test_a_share_is_shown_in_percent_and_never_rounded_to_nothing(share, shown):
     [(65536.0, "2^16"), (1.0, "2^0"), (0.5, "2^-1"), (1000.0, "1000")],
 )
 def test_a_scale_is_shown_as_a_power_of_two_where_it_is_one(scale, shown):
-    assert power_of_two(scale) == shown
+    assert power(scale) == shown
 
 
 def printed(distance, *, noise, colour=False, scale=None):

@@ -1,12 +1,13 @@
 """Tables for the terminal."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
+
+from gradscale.core.findings import power
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def comparison_table(rows: Iterable[ComparisonRow], *, noise: float) -> Table:
             _distance(row.distance, noise),
             percent(row.lost_share),
             str(row.skipped),
-            "–" if row.scale is None else power_of_two(row.scale),
+            "–" if row.scale is None else power(row.scale),
         )
     return table
 
@@ -60,16 +61,6 @@ def percent(share: float) -> str:
     ('36.9 %', '<0.1 %', '0.0 %')
     """
     return "<0.1 %" if 0.0 < share < 0.0005 else f"{100 * share:.1f} %"
-
-
-def power_of_two(scale: float) -> str:
-    """Return a scale as people write it.
-
-    >>> power_of_two(65536.0), power_of_two(1000.0)
-    ('2^16', '1000')
-    """
-    mantissa, exponent = math.frexp(scale)
-    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{scale:g}"
 
 
 def _distance(distance: float | None, noise: float) -> Text:

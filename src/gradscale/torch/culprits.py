@@ -1,9 +1,9 @@
 """Which module and which operation lost a value, and what it was before."""
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradscale.core.findings import power
 from gradscale.core.patterns import Pattern
 from gradscale.torch.places import Place
 
@@ -74,7 +74,7 @@ class Diagnosis:
         if not self.found:
             return (
                 "nowhere: the loss and all gradients are finite at scale "
-                f"{power_of_two(self.scale)}"
+                f"{power(self.scale)}"
             )
         named = named_place(Place(self.module, self.module_class))
         kind = "NaN" if self.kind == "nan" else self.kind
@@ -92,7 +92,7 @@ class Diagnosis:
             parts.append(f"forward clean (absmax {self.forward_peak:.3g})")
         parts.append(f"largest finite input of the operation {self.peak:.3g}")
         if self.fits_at is not None:
-            parts.append(f"S <= {power_of_two(self.fits_at)} would be needed")
+            parts.append(f"S <= {power(self.fits_at)} would be needed")
         elif self.searched:
             parts.append("no lower scale helps")
         return "; ".join(parts)
@@ -152,13 +152,3 @@ def named_place(place: Place) -> str:
     if place.name is None:
         return f"{place.kind} outside the model" if place.kind else "no module"
     return (place.name or "the model itself") + kind
-
-
-def power_of_two(number: float) -> str:
-    """Return a scale as people write it.
-
-    >>> power_of_two(65536.0), power_of_two(3.0)
-    ('2^16', '3')
-    """
-    mantissa, exponent = math.frexp(number)
-    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{number:g}"
