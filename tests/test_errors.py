@@ -14,12 +14,20 @@ from gradscale.errors import (
     GradientError,
     GradscaleError,
     GradscaleWarning,
+    HopelessRun,
     OrderError,
     ScaleCollapsed,
     StateError,
 )
 
-ERRORS = (ConfigError, GradientError, OrderError, ScaleCollapsed, StateError)
+ERRORS = (
+    ConfigError,
+    GradientError,
+    HopelessRun,
+    OrderError,
+    ScaleCollapsed,
+    StateError,
+)
 each_error = pytest.mark.parametrize("kind", ERRORS)
 
 

@@ -70,7 +70,7 @@ class ScaleCollapsed(GradscaleError, FloatingPointError):
 
 
 class HopelessRun(GradscaleError, FloatingPointError):
-    """No scale can help this run; the code and the text say why."""
+    """No scale can help; the code and the text say why."""
 
 
 class GradscaleWarning(UserWarning):

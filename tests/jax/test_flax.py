@@ -441,7 +441,9 @@ def test_the_axes_of_an_ensemble_can_be_named_by_a_tree():
     assert result.dynamic_scale.scale.tolist() == [2.0**17, 2.0**15]
 
 
-@pytest.mark.parametrize("placeholder", [object(), None, 0, "name"], ids=repr)
+@pytest.mark.parametrize(
+    "placeholder", [object(), None, 0, "name"], ids=["object", "None", "0", "name"]
+)
 def test_the_leaves_may_be_whatever_jax_puts_there(placeholder):
     structure = jax.tree.structure(ours.DynamicScale())
     filled = jax.tree.unflatten(structure, [placeholder] * 2)

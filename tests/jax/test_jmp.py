@@ -400,7 +400,9 @@ def test_the_structure_can_be_hashed():
     )
 
 
-@pytest.mark.parametrize("placeholder", [object(), None, 0, "name"], ids=repr)
+@pytest.mark.parametrize(
+    "placeholder", [object(), None, 0, "name"], ids=["object", "None", "0", "name"]
+)
 def test_the_leaves_may_be_whatever_jax_puts_there(placeholder):
     structure = jax.tree.structure(ours.DynamicLossScale(8.0))
     filled = jax.tree.unflatten(structure, [placeholder] * 2)
