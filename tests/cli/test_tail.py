@@ -117,7 +117,7 @@ def test_ctrl_c_ends_the_waiting_with_code_0(tmp_path, started):
 def test_a_terminal_gets_a_live_screen(tmp_path, started):
     runs.write(tmp_path / "run.gs", runs.nan_loss(steps=120))
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "100", "LINES": "40", "TERM": "xterm"}
+    environment = {**os.environ, "COLUMNS": "200", "LINES": "40", "TERM": "xterm"}
     process = started(tmp_path / "run.gs", stdout=theirs, env=environment)
     assert process.wait(PATIENCE) == 0
     os.close(theirs)
