@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from gradscale.torch.armed import is_compiled
 from gradscale.torch.devices import host_may_act
 from gradscale.torch.kernels.counters import Counter
 
@@ -52,7 +53,7 @@ class ActivationGradients:
         Hooks would make it compile again, and once more without them.
         """
         model = self._model()
-        if self.on or model is None or any(map(_is_compiled, model.modules())):
+        if self.on or model is None or any(map(is_compiled, model.modules())):
             return
         for name, module in model.named_modules():
             watch = partial(self._saw_outputs, name)
@@ -95,8 +96,3 @@ class ActivationGradients:
         self._counts[name] = (
             counts if known is None else known + counts.to(known.device)
         )
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    wrapped = type(module).__name__ == "OptimizedModule"
-    return wrapped or module._compiled_call_impl is not None

@@ -76,7 +76,7 @@ class Armed:
             compiled again for the hooks, and without them.
         """
         self._good = 0
-        if self._places is not None or any(map(_is_compiled, model.modules())):
+        if self._places is not None or any(map(is_compiled, model.modules())):
             return self.armed
         self._names = {id(param): name for name, param in model.named_parameters()}
         places = Places(model)
@@ -242,7 +242,8 @@ def _tensors(outputs: Any) -> list[Any]:
     return leaves
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether torch.compile was called on the module itself."""
     wrapped = type(module).__name__ == "OptimizedModule"
     return wrapped or module._compiled_call_impl is not None
 
