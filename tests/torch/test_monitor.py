@@ -10,7 +10,7 @@ from torch import nn
 
 from gradscale import HopelessRun
 from gradscale.runfile import open_run
-from gradscale.torch import GradScaler, monitor, optim
+from gradscale.torch import GradScaler, optim, telling
 from tests.torch.training import INF, NAN, parameter, planted
 
 
@@ -172,7 +172,7 @@ def test_diagnose_replays_the_batch_that_failed():
 
 
 def test_where_nobody_logs_it_is_printed(monkeypatch, capsys):
-    monkeypatch.setattr(monitor._log, "hasHandlers", lambda: False)
+    monkeypatch.setattr(telling._log, "hasHandlers", lambda: False)
     train(GradScaler("cpu"), 116, nan_from=100)
     printed = capsys.readouterr()
     assert printed.out == ""

@@ -107,10 +107,13 @@ class Judge:
 
     Args:
         tensors: How many gradient tensors the run has; 0 if unknown.
+
+    Attributes:
+        tensors: As given; may be set once it is known.
     """
 
     def __init__(self, *, tensors: int = 0) -> None:
-        self._tensors = tensors
+        self.tensors = tensors
         self._course = Course()
         self._slope = Slope()
         self._said = Said()
@@ -154,7 +157,7 @@ class Judge:
     def state_dict(self) -> dict[str, Any]:
         """Return all that later judgements depend on, as plain values."""
         return {
-            "tensors": self._tensors,
+            "tensors": self.tensors,
             "course": self._course.as_dict(),
             "slope": asdict(self._slope),
             "said": asdict(self._said),
@@ -192,7 +195,7 @@ class Judge:
         return low and bits >= GENUINE_BITS_NAN
 
     def _facts(self, record: StepRecord) -> Facts:
-        return Facts(record, self._course, self._slope, self._tensors)
+        return Facts(record, self._course, self._slope, self.tensors)
 
     def _idle(self, record: StepRecord, found: list[Finding]) -> None:
         if self._course.none.length == HOPELESS_AFTER:

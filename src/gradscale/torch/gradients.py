@@ -160,23 +160,30 @@ class Reading:
         """Return the parameters behind `found(multiplier)`. Syncs."""
         flags = [
             (place, flag)
-            for kind, bad in self._bad(multiplier)
+            for kind, _, bad in self._bad(multiplier)
             for place, flag in zip(kind.positions, bad.tolist(), strict=True)
         ]
         return [self.params[place] for place, flag in sorted(flags) if flag]
 
-    def flags(self, multiplier: Tensor) -> list[tuple[list[Tensor], Tensor]]:
-        """Return parameters, and bool[n] where those behind `found` are. No sync."""
+    def facts(self, multiplier: Tensor) -> list[tuple[list[Tensor], Tensor]]:
+        """Return parameters and float[2, n]. No sync.
+
+        The largest magnitude of each gradient, and 1 for those behind
+        `found(multiplier)`, else 0.
+        """
         return [
-            ([self.params[place] for place in kind.positions], bad)
-            for kind, bad in self._bad(multiplier)
+            (
+                [self.params[place] for place in kind.positions],
+                torch.stack([peaks, bad.to(peaks.dtype)]),
+            )
+            for kind, peaks, bad in self._bad(multiplier)
         ]
 
-    def _bad(self, multiplier: Tensor) -> list[tuple[KindReading, Tensor]]:
+    def _bad(self, multiplier: Tensor) -> list[tuple[KindReading, Tensor, Tensor]]:
         # A clip of what is not finite is no number, and would make all culprits.
         multiplier = torch.where(torch.isfinite(multiplier), multiplier, 1.0)
         return [
-            (kind, ~torch.isfinite((peaks * here).to(kind.dtype)))
+            (kind, peaks, ~torch.isfinite((peaks * here).to(kind.dtype)))
             for kind in self.kinds
             for peaks in [kind.each()]
             if peaks is not None

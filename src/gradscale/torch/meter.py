@@ -1,5 +1,6 @@
 """The underflow meter: what float16 does to the gradients, sampled now and then."""
 
+import sys
 from collections import Counter as Counted
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -11,12 +12,15 @@ from torch import Tensor, nn
 from gradscale.errors import ConfigError
 from gradscale.runfile.thinning import due
 from gradscale.torch.activation_gradients import HALF, ActivationGradients
-from gradscale.torch.gradients import by_kind
+from gradscale.torch.gathered import Gradients
+from gradscale.torch.gradients import Reading, by_kind
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.counters import Counter
+from gradscale.torch.late import Late
 from gradscale.torch.mailbox import LAG
 from gradscale.torch.names import names_of
-from gradscale.torch.underflow_sample import Late, Taken, UnderflowSample
+from gradscale.torch.plain_reading import peaks_on_host
+from gradscale.torch.underflow_sample import Taken, UnderflowSample
 
 
 class Meter:
@@ -41,8 +45,9 @@ class Meter:
     (0.3333333333333333, 0.5)
 
     Args:
-        every: The distance of the steps to sample. Before the first of them, steps
-            that are a power of two are sampled, so that a short run has samples too.
+        every: The distance of the steps to sample; None to sample none. Before the
+            first of them, steps that are a power of two are sampled, so that a short
+            run has samples too.
         names: Modules and optimizers that know names of parameters.
         kernels: As for the scaler.
 
@@ -52,9 +57,12 @@ class Meter:
     """
 
     def __init__(
-        self, every: int = 100, names: Iterable[Any] = (), kernels: Kernels = "auto"
+        self,
+        every: int | None = 100,
+        names: Iterable[Any] = (),
+        kernels: Kernels = "auto",
     ) -> None:
-        if every < 1:
+        if every is not None and every < 1:
             raise ConfigError(
                 f"every={every} is no distance between steps. Every every-th step is "
                 "sampled, so it must be 1 or more. Pass 100.",
@@ -109,7 +117,13 @@ class Meter:
         self._watched = []
 
     @torch.no_grad()
-    def sample(self, gradients: Any, scale: Tensor, names: Iterable[Any] = ()) -> None:
+    def sample(
+        self,
+        gradients: Gradients,
+        scale: Tensor,
+        names: Iterable[Any] = (),
+        reading: Reading | None = None,
+    ) -> None:
         """Count in the gradients of an optimizer. No host sync.
 
         For steps that are `wanted`, before anybody writes to the gradients. Not while
@@ -119,20 +133,23 @@ class Meter:
             gradients: As `gather` returns them, still scaled.
             scale: f32[], the scale that is in them.
             names: As in the constructor; looked at after those.
+            reading: What they showed when they were read, for their peaks.
         """
         if not gradients.tensors:
             return
         if self._taken is None:
             self._taken = Taken(Late(scale.detach().reshape(1)))
         called = _apart(names_of(gradients.params, (*self._names, *names)))
-        groups = (
-            by_kind(gradients.tensors)
-            if gradients.kind is None
-            else [(gradients.kind, range(len(called)), gradients.tensors)]
-        )
-        for kind, places, tensors in groups:
+        for kind, places, tensors in by_kind(gradients.tensors):
             counts = Late(self._counter.count(tensors, kind))
             self._taken.tensors.append(([called[i] for i in places], counts))
+        for read in () if reading is None else reading.kinds:
+            peaks = read.each()
+            if peaks is None:
+                # Nobody asked as long as none of them could be a culprit.
+                peaks = peaks_on_host([gradients.tensors[i] for i in read.positions])
+            here = [called[place] for place in read.positions]
+            self._taken.peaks.append((here, Late(peaks)))
 
     def forget(self) -> None:
         """Forget what was sampled of the step that is under way, as in `reset()`."""
@@ -186,7 +203,7 @@ class Meter:
         self._posted.append(taken)
 
     def _begin_step(self) -> None:
-        self.wanted = due(self.step + 1, self._every)
+        self.wanted = self._every is not None and due(self.step + 1, self._every)
         if self.wanted:
             for watched in self._watched:
                 watched.turn_on()
@@ -194,6 +211,8 @@ class Meter:
 
     def _next_busy(self) -> int:
         """Return the step after which there is something to do."""
+        if self._every is None:
+            return sys.maxsize
         if self.wanted:
             return self.step + 1
         upcoming = self.step + 1

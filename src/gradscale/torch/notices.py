@@ -1,29 +1,28 @@
 """Which tensors were not finite in a step, on the way to the host."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
+from gradscale.torch.late import Late
 from gradscale.torch.names import names_of
 from gradscale.torch.open_step import OpenStep
 
 
 class _Copy(NamedTuple):
-    """Flags on their way.
+    """Facts of some parameters on their way.
 
     Attributes:
-        flags: bool[n] in host memory, 1 for a tensor that was not finite.
-        arrived: Recorded after the copy; None if they are there.
+        facts: float[2, n], the largest magnitude of each gradient, and 1 for one that
+            was not finite.
         params: The parameters behind them.
-        step: Whose they are.
+        sources: Where their names are looked up.
     """
 
-    flags: Tensor
-    arrived: torch.cuda.Event | None
+    facts: Late
     params: list[Tensor]
-    step: OpenStep
+    sources: tuple[Any, ...]
 
 
 class Notice:
@@ -39,32 +38,47 @@ class Notice:
     @property
     def on_its_way(self) -> bool:
         """Whether something is not on the host yet."""
-        return any(copy.arrived is not None for copy in self._copies)
+        return any(copy.facts.on_its_way for copy in self._copies)
 
-    def names(self) -> list[str]:
-        """Return the culprits in the order of their optimizers."""
+    @property
+    def tensors(self) -> int:
+        """How many gradients were looked at."""
+        return sum(len(copy.params) for copy in self._copies)
+
+    def names(self, model: Any = None) -> list[str]:
+        """Return the culprits in the order of their optimizers.
+
+        Args:
+            model: Knows their names, if the step does not.
+        """
         found = []
         for copy in self._copies:
-            if copy.arrived is not None:
-                copy.arrived.synchronize()
-            flags = copy.flags.tolist()
+            flags = copy.facts.values()[1].tolist()
             bad = [p for p, flag in zip(copy.params, flags, strict=True) if flag]
-            found += names_of(bad, copy.step.names) if bad else []
+            found += names_of(bad, (model, *copy.sources)) if bad else []
         return found
+
+    def peaks(self, model: Any = None) -> dict[str, float]:
+        """Return the largest magnitude of each gradient that was looked at.
+
+        Args:
+            model: As for `names`.
+        """
+        return {
+            name: peak
+            for copy in self._copies
+            for name, peak in zip(
+                names_of(copy.params, (model, *copy.sources)),
+                copy.facts.values()[0].tolist(),
+                strict=True,
+            )
+        }
 
 
 def _copies_of(step: OpenStep) -> list[_Copy]:
-    reading, multiplier = step.reading, step.multiplier
-    if reading is None or multiplier is None:
+    if step.reading is None or step.multiplier is None:
         return []
-    copies = []
-    for params, flags in reading.flags(multiplier):
-        if flags.device.type != "cuda":
-            copies.append(_Copy(flags.cpu(), None, params, step))
-            continue
-        here = torch.empty(len(params), dtype=torch.bool, device="cpu", pin_memory=True)
-        here.copy_(flags, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(torch.cuda.current_stream(flags.device))
-        copies.append(_Copy(here, arrived, params, step))
-    return copies
+    return [
+        _Copy(Late(facts), params, step.names)
+        for params, facts in step.reading.facts(step.multiplier)
+    ]

@@ -82,7 +82,7 @@ def read_on_host(
     highest = host_value(peak)
     # Only a peak beyond this can be a culprit, now or when it is unscaled.
     harmless = torch.finfo(dtype).max * 2.0**-32
-    each = None if highest <= harmless else _peaks_on_host(tensors)
+    each = None if highest <= harmless else peaks_on_host(tensors)
     peaks = None if each is None else lambda: each
     if norm_type is None:
         return peak, peaks, None
@@ -100,7 +100,8 @@ def _pieces(tensors: list[Tensor]) -> list[Tensor]:
     return [piece for vector in flat for piece in vector.split(CHUNK)]
 
 
-def _peaks_on_host(tensors: list[Tensor]) -> Tensor:
+def peaks_on_host(tensors: list[Tensor]) -> Tensor:
+    """Return float[n], the largest magnitude of each, NaN if there is one."""
     extremes = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors]
     return torch.stack(extremes).to(_at_least_f32(tensors[0].dtype))
 

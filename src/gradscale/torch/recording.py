@@ -64,11 +64,13 @@ class Recorder:
         made: Called with the file once it is made.
         failed: Called if it cannot be made, instead of raising.
         meta: What else is to be known of the run, as JSON has it.
+        sample_every: The distance of the steps whose peaks and histograms are kept.
 
     Attributes:
         path: The file that is written; None before the first step and where none is.
         quiet: As given.
         begun: The first step was seen, and a file was made if one is to be.
+        sample_every: As given.
     """
 
     def __init__(
@@ -84,8 +86,10 @@ class Recorder:
         made: Callable[[Path], None] | None = None,
         failed: Callable[[GradscaleError], None] | None = None,
         meta: Mapping[str, Any] | None = None,
+        sample_every: int = 100,
     ) -> None:
         self.path: Path | None = None
+        self.sample_every = sample_every
         self.quiet = quiet
         self._wanted = Path(path)
         self._policy = policy
@@ -142,7 +146,11 @@ class Recorder:
         while True:
             try:
                 return RunWriter(
-                    path, meta=meta, resume=self._resume, world_size=_world_size()
+                    path,
+                    meta=meta,
+                    resume=self._resume,
+                    world_size=_world_size(),
+                    sample_every=self.sample_every,
                 )
             except StateError as error:
                 if not self._numbered or error.code != "GS305":
@@ -154,10 +162,6 @@ class Recorder:
     def before_end(self, drain: Callable[[], None]) -> None:
         """Call this before the file is closed, to hand over what is on its way."""
         self._before_end = drain
-
-    def due(self, step: int) -> bool:
-        """Return whether peaks and samples of a healthy step are wanted."""
-        return self._writer is not None and self._writer.due(step)
 
     def see(
         self,
@@ -173,7 +177,7 @@ class Recorder:
             judgement: What the judge made of them.
             culprits: The names of the tensors that were not finite.
             peaks: The largest scaled magnitude of each tensor, if something happened
-                or `due(step)`. Not to be changed afterwards.
+                or the step is sampled. Not to be changed afterwards.
         """
         if not self.begun:
             self.begin()

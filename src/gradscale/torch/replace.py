@@ -21,9 +21,7 @@ from gradscale.torch.cpu.amp import GradScaler as CpuGradScaler
 from gradscale.torch.cuda.amp import GradScaler as CudaGradScaler
 from gradscale.torch.guards import Watchman
 from gradscale.torch.names import names_of
-from gradscale.torch.open_step import OpenStep
 from gradscale.torch.recording import Recorder
-from gradscale.torch.roots import root_of
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.sharded import ShardedGradScaler
 from gradscale.torch.watching import described, watch
@@ -87,26 +85,11 @@ class Recorded(GradScaler):
         if isinstance(self._record, Recorder):
             # Only what torch would print is printed; the rest is in the file.
             self._watchman = _QuietWatchman(self._record)
-        self._searched: set[int] = set()
         self.session.note(made=type(self).__name__, enabled=self._enabled)
 
     def _parameter_names(self) -> list[str]:
         steps = [s for s in self._iteration.settled.values() if s.optimizer is not None]
         return [name for step in steps for name in names_of(step.params(), step.names)]
-
-    def _open_step(self, optimizer: Any) -> OpenStep:
-        new = id(optimizer) not in self._searched
-        if new and self._model is None and not torch.compiler.is_compiling():
-            # Nobody gave us a model to take the names from.
-            self._searched.add(id(optimizer))
-            groups = optimizer.param_groups
-            self._model = root_of([p for group in groups for p in group["params"]])
-        return super()._open_step(optimizer)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        del state["_searched"]
-        return state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The name leads to torch's class: it says what to make, not what it is.

@@ -1,7 +1,9 @@
 """Finding the model behind parameters that nobody gave a model for."""
 
 import gc
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -41,6 +43,33 @@ def root_of(params: Sequence[Tensor]) -> nn.Module | None:
             if known and (known, -len(own)) > most:
                 best, most = module, (known, -len(own))
     return None if best is None else _unwrapped(best)
+
+
+class Roots:
+    """The models behind lists of parameters, looked for once and not kept alive."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, Callable[[], nn.Module | None]] = {}
+
+    def of(self, key: int, groups: Sequence[Mapping[str, Any]]) -> nn.Module | None:
+        """Return the model that has these parameters, if there is one.
+
+        Args:
+            key: Stands for them from the first call on.
+            groups: Looked at in the first call: those of an optimizer.
+        """
+        if key not in self._found:
+            root = root_of([param for group in groups for param in group["params"]])
+            self._found[key] = _nothing if root is None else weakref.ref(root)
+        return self._found[key]()
+
+    def forget(self, key: int) -> None:
+        """Forget the parameters that this stands for."""
+        self._found.pop(key, None)
+
+
+def _nothing() -> None:
+    return None
 
 
 def _children(module: nn.Module) -> list[nn.Module]:

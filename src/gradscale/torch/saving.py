@@ -22,6 +22,7 @@ SHORT_LIVED = (
     "_watchman",
     "_ranks",
     "_monitor",
+    "_roots",
     "_disabled_book",
 )
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
@@ -139,6 +140,7 @@ def load_into(scaler: "GradScaler", saved: Saved) -> None:
     scaler._growth_tracker.fill_(saved.finite_steps)
     if scaler._ledger is not None:
         scaler._resumed.enter(scaler._ledger)
+        scaler._monitor.meter.start(scaler._ledger.total.start)
         for place, account in enumerate(scaler._accounts.values()):
             account.set_tally(*scaler._resumed.next_tally(place))
 

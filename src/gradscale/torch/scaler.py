@@ -57,7 +57,7 @@ from gradscale.torch.open_step import OpenStep
 from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
 from gradscale.torch.paths import Path, Way, path_of, unscales_itself, way_of
 from gradscale.torch.recording import Recorder, recorder_of
-from gradscale.torch.roots import root_of
+from gradscale.torch.roots import Roots, root_of
 from gradscale.torch.scaling import map_outputs, times, trace_of
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 from gradscale.torch.spread import lone, ranks_are_there, replicas_of
@@ -173,6 +173,7 @@ class GradScaler(torch.amp.GradScaler):
             model=self._model,
             recorder=recorder_of(self._record, self._policy, self._model),
             sinks=self._sinks,
+            kernels=self._kernels,
         )
         self._ranks = Ranks(
             self._process_group,
@@ -180,6 +181,7 @@ class GradScaler(torch.amp.GradScaler):
             replicas=replicas_of(self._model),
             share_losses=self._guard == "raise",
         )
+        self._roots = Roots()
         self._disabled_book = DisabledBook()
 
     def scale(self, outputs: Any) -> Any:
@@ -230,6 +232,7 @@ class GradScaler(torch.amp.GradScaler):
         )
         self._ledger = new_ledger(dev, self._init_scale)
         self._resumed.enter(self._ledger)
+        self._monitor.meter.start(self._ledger.total.start)
 
     def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
         scale, tracker = self._scale, self._growth_tracker
@@ -282,6 +285,7 @@ class GradScaler(torch.amp.GradScaler):
         found = self._look(step, inv_scale, found_inf, allow_fp16)
         if found:
             self._send_ahead(step, found)
+            self._sample(step)
             others = [s for s in self._iteration.steps.values() if s is not step]
             unscale_once_(step, others, inv_scale)
             step.close()
@@ -294,6 +298,7 @@ class GradScaler(torch.amp.GradScaler):
         multiplier = self._judged_multiplier(step, True)
         divisor = None if step.decision is not None else self._grad_scale(step)
         found = self._look(step, multiplier, None, True, divisor)
+        self._sample(step)
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
         return found
 
@@ -314,6 +319,19 @@ class GradScaler(torch.amp.GradScaler):
             grad_scale=grad_scale,
             params_clip=self._iteration.params_clip,
         )
+
+    def _sample(self, step: OpenStep) -> None:
+        """Let the underflow meter count, if it wants to, in what backward left."""
+        if (
+            not (host_may_act() and self._monitor.meter.wanted)
+            or step.gradients is None
+        ):
+            return
+        others, clipped = self._iteration.steps.values(), self._iteration.params_clip
+        if step.versions is clipped is None and not step.shares_with(others):
+            self._monitor.meter.sample(
+                step.gradients, self._scale_behind(step), step.names, step.reading
+            )
 
     def _send_ahead(self, step: OpenStep, found: dict[torch.device, Tensor]) -> None:
         """Start the flag on its way before anything else is queued."""
@@ -460,7 +478,13 @@ class GradScaler(torch.amp.GradScaler):
         steps = self._iteration.unscaled()
         unscaled = {id(param) for param in params_of(steps)}
         by_hand = not self._iteration.scaled and self._iteration.seen_in_last(params)
-        inv_scale = inverse(scale if by_hand else ledger.used_scale)
+        behind = scale if by_hand else ledger.used_scale
+        first = not unscaled and self._iteration.params_clip is None
+        if first and host_may_act() and self._monitor.meter.wanted:
+            # The clip is written at once: later there is nothing left to count in.
+            model = self._model_behind(-1, [{"params": params}])
+            self._monitor.meter.sample(gradients, behind, (model,))
+        inv_scale = inverse(behind)
         clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type, voice)
         for step in steps:
             step.close()
@@ -695,6 +719,7 @@ class GradScaler(torch.amp.GradScaler):
             self._iteration.forget(optimizer)
         if not self._iteration.steps and self._ledger is not None:
             self._ledger.loss_trace.zero_()
+        self._monitor.meter.forget()
 
     @property
     def last(self) -> StepOutcome | None:
@@ -892,12 +917,21 @@ class GradScaler(torch.amp.GradScaler):
                 weakref.finalize(optimizer, self._accounts.pop, key, None)
                 weakref.finalize(optimizer, self._readers.pop, key, None)
                 weakref.finalize(optimizer, self._ranks.forget, key)
-        step = self._iteration.open(optimizer, self._model)
+                weakref.finalize(optimizer, self._roots.forget, key)
+        model = self._model_behind(key, optimizer.param_groups)
+        step = self._iteration.open(optimizer, model)
         if step.reader is None and not torch.compiler.is_compiling():
             step.reader = self._readers.setdefault(key, Reader(self._kernels))
         if step.voice is None and self._ledger is not None and ranks_are_there():
             step.voice = self._voice(key, step.params())
         return step
+
+    def _model_behind(self, key: int, groups: list[dict[str, Any]]) -> Any:
+        """Return what names these parameters, if anything does."""
+        if self._model is not None or torch.compiler.is_compiling():
+            return self._model
+        # Looked for only where names are written down.
+        return self._roots.of(key, groups) if self._monitor.heard else None
 
     def _voice(self, key: int, params: list[Tensor]) -> Voice | None:
         """Return how to speak to other ranks; None where this one decides alone."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from gradscale.torch.kernels.plain_histogram import (
     NONFINITE,
     ZEROS,
 )
+from gradscale.torch.late import Late
 
 Entry = TypeVar("Entry")
 # What the name of a module carries where its activation gradients are meant.
@@ -58,6 +59,7 @@ class UnderflowSample(NamedTuple):
         tensors: The histogram of each gradient, by the name of its parameter.
         activations: The histogram of the gradient of each module's output, by the
             name of the module; empty unless they are watched.
+        peaks: The largest magnitude of each gradient, where it is known.
     """
 
     step: int
@@ -65,6 +67,7 @@ class UnderflowSample(NamedTuple):
     total: Histogram
     tensors: Mapping[str, Histogram]
     activations: Mapping[str, Histogram]
+    peaks: Mapping[str, float]
 
     @property
     def whole(self) -> Fate:
@@ -106,28 +109,6 @@ def row_of(seen: Histogram) -> TensorSample:
     )
 
 
-class Late:
-    """A tensor whose copy to the host starts at once."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._arrived: torch.cuda.Event | None = None
-        if tensor.device.type == "cuda":
-            landing = torch.empty_like(tensor, device="cpu", pin_memory=True)
-            landing.copy_(tensor, non_blocking=True)
-            self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(tensor.device))
-            self._values = landing
-        else:
-            # The scale is written in place; on other devices the read itself waits.
-            self._values = tensor.clone()
-
-    def values(self) -> Tensor:
-        """Return the values, on the host. Waits for them alone."""
-        if self._arrived is not None and not self._arrived.query():
-            self._arrived.synchronize()
-        return self._values.cpu()
-
-
 Parts = list[tuple[list[str], Late]]
 
 
@@ -139,19 +120,21 @@ class Taken:
         scale: f32[1].
         step: Which update it is of, once that is known.
         tensors, activations: Names, and i64[n, SLOTS] of as many tensors.
+        peaks: Names, and float[n] of as many tensors.
     """
 
     scale: Late
     step: int = 0
     tensors: Parts = field(default_factory=list)
     activations: Parts = field(default_factory=list)
+    peaks: Parts = field(default_factory=list)
 
     def read(self) -> UnderflowSample:
         """Return the sample. Waits if it has not arrived yet."""
         scale = self.scale.values().item()
-        tensors, activations = (
+        tensors, activations, peaks = (
             [(names, late.values()) for names, late in parts]
-            for parts in (self.tensors, self.activations)
+            for parts in (self.tensors, self.activations, self.peaks)
         )
         counts = torch.cat([rows for _, rows in tensors]).sum(0)
         return UnderflowSample(
@@ -160,17 +143,22 @@ class Taken:
             _histogram(counts.tolist(), scale),
             Made(partial(_histograms, tensors, scale)),
             Made(partial(_histograms, activations, scale)),
+            Made(partial(_by_name, peaks)),
         )
+
+
+def _by_name(parts: list[tuple[list[str], Tensor]]) -> dict[str, Any]:
+    return {
+        name: value
+        for names, values in parts
+        for name, value in zip(names, values.tolist(), strict=True)
+    }
 
 
 def _histograms(
     parts: list[tuple[list[str], Tensor]], scale: float
 ) -> dict[str, Histogram]:
-    return {
-        name: _histogram(row, scale)
-        for names, rows in parts
-        for name, row in zip(names, rows.tolist(), strict=True)
-    }
+    return {name: _histogram(row, scale) for name, row in _by_name(parts).items()}
 
 
 def _histogram(row: list[int], scale: float) -> Histogram:
