@@ -72,7 +72,7 @@ def unchanged(alone, run):
     """Return whether all that the script said and ended with is the same."""
     *errors, line = run.stderr.splitlines()
     assert line.startswith("gradscale: ")
-    assert not [error for error in errors if "gradscale" in error]
+    assert not [error for error in errors if error.startswith("gradscale")]
     return (run.returncode, run.stdout) == (alone.returncode, alone.stdout)
 
 

@@ -1,5 +1,6 @@
 """A scaler judges its steps as their facts arrive, and says what is to be said."""
 
+import gc
 import json
 import logging
 import math
@@ -177,3 +178,21 @@ def test_where_nobody_logs_it_is_printed(monkeypatch, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "gradscale GS203 step 107: the loss is nan before scaling" in printed.err
+
+
+def test_a_scaler_that_is_gone_leaves_no_instruments_behind():
+    def fail():
+        scaler, model = GradScaler("cpu"), train(GradScaler("cpu"), 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(12):
+            scaler.scale(model(torch.full((1, 4), NAN)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler._monitor.armed.armed
+        assert len(hooks) > before
+
+    hooks = nn.modules.module._global_forward_hooks
+    before = len(hooks)
+    fail()
+    gc.collect()
+    assert len(hooks) == before

@@ -88,6 +88,8 @@ class Monitor:
         kernels: Kernels = "auto",
     ) -> None:
         self.armed = Armed()
+        # Hooks are on all modules: a scaler that is gone must not leave them there.
+        weakref.finalize(self, self.armed.disarm).atexit = False
         self._judge = Judge()
         self._guard = guard
         self._model = model

@@ -140,6 +140,26 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _linked_from(work: str) -> Iterator[None]:
+    """Let a PyTorch be linked with that lies in a folder with a space.
+
+    Its flags for the linker have no quotes, so nothing at all can be built there.
+    """
+    from torch.utils import cpp_extension
+
+    libraries = cpp_extension.TORCH_LIB_PATH
+    if " " not in libraries:
+        yield
+        return
+    os.symlink(libraries, Path(work) / "lib")
+    cpp_extension.TORCH_LIB_PATH = "lib"
+    try:
+        yield
+    finally:
+        cpp_extension.TORCH_LIB_PATH = libraries
+
+
 def _compile(library: Path) -> None:
     from torch.utils.cpp_extension import load
 
@@ -147,14 +167,15 @@ def _compile(library: Path) -> None:
     try:
         # A copy: ninja then sees no path but this one.
         source = shutil.copy(SOURCE, work)
-        load(
-            NAME,
-            source,
-            extra_cflags=["-O2"],
-            build_directory=work,
-            with_cuda=False,
-            is_python_module=False,
-        )
+        with _linked_from(work):
+            load(
+                NAME,
+                source,
+                extra_cflags=["-O2"],
+                build_directory=work,
+                with_cuda=False,
+                is_python_module=False,
+            )
         made = next(Path(work).glob("*.so"))
         os.replace(made, library)
     finally:
