@@ -62,7 +62,11 @@ TRAIN = {
         f"gradscale + {kind}": Contestant(kind, "gradscale", ours),
         f"gradscale, torch's loop + {kind}": Contestant(kind, "gradscale", torchs),
     }.items()
-} | {"gradscale + own AdamW": Contestant("own", "gradscale", ours)}
+} | {
+    "gradscale + own AdamW": Contestant("own", "gradscale", ours),
+    "gradscale, recorded + fused": Contestant("fused", "recorded", ours),
+    "gradscale, recorded + own AdamW": Contestant("own", "recorded", ours),
+}
 
 COLUMNS = {
     "batch": "batch",

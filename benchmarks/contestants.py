@@ -1,8 +1,12 @@
 """Who takes part: an optimizer, a scaler and the loop around them."""
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -62,7 +66,8 @@ class Contestant(NamedTuple):
 
     Attributes:
         optimizer: "fused" or "foreach", which are torch's, or "own".
-        scaler: "torch", "gradscale", "plain" (gradscale without its kernels) or "".
+        scaler: "torch", "gradscale", "plain" (gradscale without its kernels),
+            "recorded" (gradscale with a run file) or "".
         loop: What is called after backward.
     """
 
@@ -119,10 +124,20 @@ def new_scaler(kind: str, device: str) -> Any:
     if kind == "torch":
         return torch.amp.GradScaler(device, init_scale=INIT_SCALE)
     kernels: Any = "plain" if kind == "plain" else "auto"
-    scaler = gradscale.torch.GradScaler(device, init_scale=INIT_SCALE, kernels=kernels)
+    record = new_run_file() if kind == "recorded" else None
+    scaler = gradscale.torch.GradScaler(
+        device, init_scale=INIT_SCALE, kernels=kernels, record=record
+    )
     # The optimizers are shared and have steps behind them: that is meant.
     scaler.load_state_dict(scaler.state_dict())
     return scaler
+
+
+def new_run_file() -> Path:
+    """Return the path of a run file that goes with the process."""
+    folder = tempfile.mkdtemp(prefix="gradscale-bench-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder) / "run.gs"
 
 
 class Optimizers:
