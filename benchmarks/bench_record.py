@@ -1,10 +1,11 @@
 """Time what verdicts, culprits and the run file add to a step on the host.
 
 Everything after backward (check, unscale, clip at 1.0, AdamW, next scale) on the shapes
-of a model, healthy throughout, by one optimizer under three scalers in turns:
+of a model, healthy throughout, by one optimizer under four scalers in turns:
 
   silent    makes nothing of its facts: no copy of them, no judge, no file
-  verdicts  as it comes: facts are copied behind the step, judged, nothing is written
+  mailbox   copies them behind the step, reads those of two steps ago, and drops them
+  verdicts  as it comes: they are judged, culprits are ready, nothing is written
   recorded  names, verdicts, peaks, samples of the underflow meter and a run file
 
 "added" is the median, and "added mean" the mean, of what a scaler takes longer than the
@@ -32,7 +33,13 @@ from gradscale.torch import looks
 
 SETS = {"gpt2-124M": gpt2_shapes(), "tiny": gpt2_shapes(8, 1)}
 SILENT = "silent"
-SCALERS = {SILENT: "gradscale", "verdicts": "gradscale", "recorded": "recorded"}
+MAILBOX = "mailbox"
+SCALERS = {
+    SILENT: "gradscale",
+    MAILBOX: "gradscale",
+    "verdicts": "gradscale",
+    "recorded": "recorded",
+}
 COLUMNS = {
     "set": "set",
     "optimizer": "optimizer",
@@ -45,11 +52,12 @@ COLUMNS = {
 }
 
 
-def silenced(scaler: Any) -> None:
-    """Let a scaler make nothing of its facts."""
+def silenced(scaler: Any, *, mailbox: bool) -> None:
+    """Let a scaler make nothing of its facts, or only fetch them."""
     scaler._monitor.look = lambda *facts: None
-    scaler._mailbox.exchange = lambda *facts, **more: None
     scaler._act_on_late_facts = lambda late: None
+    if not mailbox:
+        scaler._mailbox.exchange = lambda *facts, **more: None
 
 
 def watch_of(
@@ -58,8 +66,8 @@ def watch_of(
     """Return the watch of one scaler, warmed up."""
     who = Contestant(kind, SCALERS[impl], ours)
     entered: Entered = enter(who, params, optimizers, args.device)
-    if impl == SILENT:
-        silenced(entered.scaler)
+    if impl in (SILENT, MAILBOX):
+        silenced(entered.scaler, mailbox=impl == MAILBOX)
     grads = [param.grad for param in params]
     pristine = [grad.clone() for grad in grads]
 

@@ -118,6 +118,11 @@ class Judge:
         self._slope = Slope()
         self._said = Said()
 
+    @property
+    def settled(self) -> bool:
+        """Whether the scale has found its place, so that the start is over."""
+        return self._course.settled
+
     def see(self, record: StepRecord, culprits: Sequence[str] = ()) -> Judgement:
         """Judge the next step.
 

@@ -42,7 +42,7 @@ class Chronicle:
         self._see(late[-1], self._peaks[0] if len(self._peaks) > LAG else None)
 
     def _see(self, late: LateRow, peaks: Peaks | None) -> None:
-        record = record_of(late.row, late.step)._replace(loss=late.loss)
+        record = record_of(late.row, late.step, late.loss)
         well = record.finite and record.norm_finite and record.read
         seen = {} if well or peaks is None else peaks()
         culprits = [name for name, peak in seen.items() if not math.isfinite(peak)]

@@ -193,7 +193,7 @@ def new_ledger(device: torch.device, scale: float) -> Ledger:
         kept=torch.zeros(len(KEPT), device=device),
         total=Account(row=torch.zeros(len(ROW), device=device), tally=tally),
         ring=ring,
-        loss=sheet[_HEAD - 1 : _HEAD].view(torch.float32)[0],
+        loss=sheet.view(torch.float32)[2 * (_HEAD - 1)],
         sheet=sheet,
         zero=number(0.0),
         one=number(1.0),
@@ -203,22 +203,36 @@ def new_ledger(device: torch.device, scale: float) -> Ledger:
     return ledger
 
 
-def record_of(row: Sequence[float], step: int) -> StepRecord:
+def record_of(row: Sequence[float], step: int, loss: float | None = None) -> StepRecord:
     """Return a row that has been read, as the record of its step."""
-    facts = dict(zip(ROW, row, strict=True))
-    norm = facts["grad_norm"]
+    # In the order of `ROW`: this is done in every step.
+    read, stepped, skipped, scale, found, norm_found, amax, norm, *kept = row
+    loss_trace, uncalibrated, grown, floor_steps, _ = kept
     return StepRecord(
         step=step,
-        scale=facts["scale"],
-        applied=facts["stepped"] == 1.0 and facts["skipped"] == 0.0,
-        finite=facts["found"] == 0.0,
-        loss_finite=facts["loss_trace"] == 0.0,
-        norm_finite=facts["norm_found"] == 0.0,
-        read=facts["read"] == 1.0,
-        calibrated=facts["uncalibrated"] == 0.0,
-        grown=facts["grown"] == 1.0,
-        floor_steps=int(facts["floor_steps"]),
-        amax=facts["amax"],
+        scale=scale,
+        applied=stepped == 1.0 and skipped == 0.0,
+        finite=found == 0.0,
+        loss_finite=loss_trace == 0.0,
+        norm_finite=norm_found == 0.0,
+        read=read == 1.0,
+        calibrated=uncalibrated == 0.0,
+        grown=grown == 1.0,
+        floor_steps=int(floor_steps),
+        amax=amax,
         # A norm is never negative: -1 says that nobody asked.
         grad_norm=None if norm == -1.0 else norm,
+        loss=loss,
     )
+
+
+def is_calm(row: Sequence[float]) -> bool:
+    """Return whether nothing happened in a step that has to be acted on.
+
+    >>> ledger = new_ledger(torch.device("cpu"), 8.0)
+    >>> is_calm(ledger.total.row.tolist())
+    False
+    """
+    read, _, skipped, _, found, norm_found, _, _, trace, _, _, floor, refused = row
+    fine = skipped == found == norm_found == trace == floor == refused == 0.0
+    return fine and read == 1.0

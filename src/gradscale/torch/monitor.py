@@ -1,10 +1,10 @@
 """What the host makes of late facts: a judgement, a word, a row of the run file."""
 
-import math
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -12,23 +12,25 @@ from gradscale.core.judging import Judge, Judgement
 from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.errors import HopelessRun
 from gradscale.torch.armed import Armed
-from gradscale.torch.culprits import Diagnosis, order_of_backward
+from gradscale.torch.culprits import Diagnosis
+from gradscale.torch.inquiry import Case, Inquiry
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.ledger import Ledger, record_of
+from gradscale.torch.ledger import Ledger, is_calm, record_of
 from gradscale.torch.mailbox import LAG, LateRow, Mailbox
 from gradscale.torch.meter import Meter
-from gradscale.torch.notices import Notice
 from gradscale.torch.open_step import OpenStep
 from gradscale.torch.recording import Recorder
-from gradscale.torch.roots import root_of
 from gradscale.torch.telling import bundle, say
 from gradscale.torch.underflow_sample import UnderflowSample
-from gradscale.torch.weights import WeightsLook, weights_of
 
 # The distance of the steps that are sampled for sinks alone.
 SAMPLE_EVERY = 100
 # Steps that a bundle tells of.
 REMEMBERED = 50
+# Rows in which nothing happened are judged together, which takes a third of the time;
+# so many of them, and those of so many seconds: a killed run loses no more.
+CALM_ROWS = 64
+CALM_SECONDS = 0.5
 # Bad steps in a row, not explained by a scale that is being found, before the
 # instruments are turned on.
 ARMED_AFTER = 3
@@ -37,27 +39,6 @@ _EXPLAINED = (Verdict.CALIBRATING, Verdict.PROBING, Verdict.NO_GRADIENTS)
 _SAID_ELSEWHERE = ("GS103", "GS205")
 # Raised by the guard at the floor, whatever `guard` is.
 _RAISED_ELSEWHERE = ("GS202",)
-_LARGEST_F32 = torch.finfo(torch.float32).max
-
-
-class _Waiting(NamedTuple):
-    """A row that waits to be judged.
-
-    Attributes:
-        due: The update in which it is judged; the same on every rank.
-        record: Its facts.
-        notice: Who was not finite; None if all were.
-        weights: A look at the weights; None if nobody looked.
-        sample: What the meter counted; None if it did not.
-        behind: What each optimizer had done.
-    """
-
-    due: int
-    record: StepRecord
-    notice: Notice | None
-    weights: WeightsLook | None
-    sample: UnderflowSample | None
-    behind: list[OpenStep]
 
 
 class Monitor:
@@ -92,7 +73,7 @@ class Monitor:
         weakref.finalize(self, self.armed.disarm).atexit = False
         self._judge = Judge()
         self._guard = guard
-        self._model = model
+        self._inquiry = Inquiry(model, peaks=recorder is not None)
         self._recorder = recorder
         self._sinks = list(sinks)
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
@@ -101,12 +82,14 @@ class Monitor:
         self._samples: list[UnderflowSample] = []
         self._updates = 0
         self._behind: deque[list[OpenStep]] = deque(maxlen=LAG + 1)
-        self._waiting: deque[_Waiting] = deque()
+        # Each with the update in which it is judged, the same on every rank.
+        self._waiting: deque[tuple[int, Case]] = deque()
         self._records: deque[StepRecord] = deque(maxlen=REMEMBERED)
+        self._calm: list[LateRow] = []
+        self._calm_since = 0.0
         self._bad = 0
         self._begun = False
         self._end: weakref.finalize[..., Any] | None = None
-        self._searched = model is not None
         self._named: set[tuple[str | None, str]] = set()
 
     def look(self, ledger: Ledger, settled: Mapping[int, OpenStep]) -> None:
@@ -172,9 +155,17 @@ class Monitor:
             HopelessRun: No scale can help, and `guard` is "raise".
         """
         late = late or []
+        if len(late) == 1 and self._can_wait(late[0]):
+            self._calm.append(late[0])
+            now = time.monotonic()
+            if len(self._calm) >= CALM_ROWS or now - self._calm_since >= CALM_SECONDS:
+                self._judge_calm()
+            return
+        if self._calm:
+            self._judge_calm()
         for one in late:
             self._enqueue(one, last=one is late[-1])
-        while self._waiting and self._waiting[0].due <= self._updates:
+        while self._waiting and self._waiting[0][0] <= self._updates:
             self._judge_next(state)
 
     def clear(self) -> None:
@@ -187,6 +178,7 @@ class Monitor:
         Args:
             state: As in `see`; None to write no bundle and stop nothing.
         """
+        self._judge_calm()
         while self._waiting:
             self._judge_next(state)
 
@@ -197,68 +189,54 @@ class Monitor:
         self.hurry()
         self.armed.disarm()
 
+    def _can_wait(self, late: LateRow) -> bool:
+        """Return whether nothing happened that anybody waits for."""
+        busy = self._waiting or self._samples or not self._judge.settled
+        return not busy and is_calm(late.row)
+
+    def _judge_calm(self) -> None:
+        """Judge the rows in which nothing happened, all at once."""
+        self._calm_since = time.monotonic()
+        calm, self._calm = self._calm, []
+        if calm:
+            self._bad = 0
+        for late in calm:
+            self._judge_row(record_of(late.row, late.step, late.loss), None)
+
     def _enqueue(self, late: LateRow, *, last: bool) -> None:
-        record = record_of(late.row, late.step)._replace(loss=late.loss)
-        if record.loss is not None and math.isfinite(record.loss):
-            fits = abs(record.loss * record.scale) <= _LARGEST_F32
-            record = record._replace(scaled_loss_finite=fits)
         # Steps that a graph has replayed were seen by nobody.
-        full = last and len(self._behind) > LAG
-        behind = self._behind[0] if full else []
-        sample = self._samples[-1] if self._samples and full else None
-        if sample is not None:
-            record = record._replace(lost=sample.lost)
-        notice = weights = None
-        if record.read and not (record.finite and record.norm_finite):
-            record = record._replace(nan=math.isnan(record.amax))
-            notice = Notice(behind)
-            weights = self._look_at_weights(record, behind)
-        asked = [each for each in (notice, weights) if each is not None]
-        wait = LAG if any(each.on_its_way for each in asked) else 0
-        self._waiting.append(
-            _Waiting(self._updates + wait, record, notice, weights, sample, behind)
-        )
+        seen = last and len(self._behind) > LAG
+        steps = self._behind[0] if seen else []
+        sample = self._samples[-1] if self._samples and seen else None
+        case = self._inquiry.begin(late, steps, sample, suspect=self._suspect())
+        due = self._updates + (LAG if case.on_its_way else 0)
+        self._waiting.append((due, case))
 
-    def _look_at_weights(
-        self, record: StepRecord, behind: list[OpenStep]
-    ) -> WeightsLook | None:
-        """Start a look at the weights where they may be the cause. No host sync."""
-        suspect = not record.loss_finite or self._bad >= ARMED_AFTER - 1
-        # Of sharded weights each rank has its own, and all must judge the same.
-        alone = all(step.voice is None for step in behind)
-        if not (suspect and alone and behind):
-            return None
-        optimizers = [s.optimizer for s in behind if s.optimizer is not None]
-        return WeightsLook(weights_of(self._model_behind(behind), optimizers))
-
-    def _model_behind(self, behind: list[OpenStep]) -> torch.nn.Module | None:
-        """Return the model, looked for once if nobody gave it."""
-        params = [p for s in behind if s.optimizer is not None for p in s.params()]
-        if not self._searched and params:
-            self._searched = True
-            self._model = root_of(params)
-        return self._model
+    def _suspect(self) -> bool:
+        """Return whether it is no ordinary overflow any more."""
+        return self._bad >= ARMED_AFTER - 1
 
     def _judge_next(self, state: Callable[[], dict[str, Any]] | None) -> None:
-        _, record, notice, weights, sample, behind = self._waiting.popleft()
-        culprits: list[str] = []
-        peaks: Mapping[str, float] = {} if sample is None else sample.peaks
-        if notice is not None:
-            # Looked for once it is no ordinary overflow.
-            late = self._bad >= ARMED_AFTER - 1
-            model = self._model_behind(behind) if late else self._model
-            culprits, _ = order_of_backward(
-                notice.names(model), self.armed.order or None
-            )
-            if self._recorder is not None:
-                peaks = notice.peaks(model)
-            self._judge.tensors = max(self._judge.tensors, notice.tensors)
-        lost_weights = [] if weights is None else weights.not_finite()
-        if lost_weights:
-            record, culprits = record._replace(weights_finite=False), lost_weights
+        _, case = self._waiting.popleft()
+        order, suspect = self.armed.order, self._suspect()
+        found = self._inquiry.end(case, order, suspect=suspect)
+        self._judge.tensors = max(self._judge.tensors, found.tensors)
+        judged = self._judge_row(
+            found.record, state, found.culprits, found.peaks, case.sample
+        )
+        self._follow(found.record, judged, case.steps)
+
+    def _judge_row(
+        self,
+        record: StepRecord,
+        state: Callable[[], dict[str, Any]] | None,
+        culprits: Sequence[str] = (),
+        peaks: Mapping[str, float] | None = None,
+        sample: UnderflowSample | None = None,
+    ) -> Judgement:
+        """Judge a step, write it down, and say what there is to say."""
         judged = self._judge.see(record, culprits)
         self._records.append(record)
-        self._follow(record, judged, behind)
         if self._recorder is not None:
             self._recorder.see(record, judged, culprits, peaks)
             if sample is not None:
@@ -275,9 +253,10 @@ class Monitor:
             if stops and finding.code not in _RAISED_ELSEWHERE:
                 self.clear()
                 raise HopelessRun(finding.text() + line, code=finding.code)
+        return judged
 
     def _follow(
-        self, record: StepRecord, judged: Judgement, behind: list[OpenStep]
+        self, record: StepRecord, judged: Judgement, steps: Sequence[OpenStep]
     ) -> None:
         """Turn the instruments on once a failure is no longer an ordinary one."""
         if record.finite and record.norm_finite:
@@ -286,7 +265,7 @@ class Monitor:
             self._bad += 1
         if self._bad < ARMED_AFTER or self.armed.armed:
             return
-        model = self._model_behind(behind)
+        model = self._inquiry.model_behind(steps)
         if model is not None:
             self.armed.arm(model)
 

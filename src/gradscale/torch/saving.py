@@ -127,6 +127,7 @@ def _resumed(saved: Saved) -> Resumed:
 def load_into(scaler: "GradScaler", saved: Saved) -> None:
     """Take over a checkpoint that has been checked."""
     # Facts on their way belong to the run that is left behind.
+    scaler._monitor.hurry()
     scaler._mailbox.clear()
     scaler._policy = saved.policy
     scaler._init_scale = saved.scale

@@ -49,7 +49,13 @@ from gradscale.torch.iteration import Iteration, params_of, skip_of
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.late_backward import watch_backward
-from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
+from gradscale.torch.ledger import (
+    Account,
+    Ledger,
+    is_calm,
+    new_account,
+    new_ledger,
+)
 from gradscale.torch.mailbox import LateRow, Mailbox
 from gradscale.torch.monitor import Monitor
 from gradscale.torch.names import names_of
@@ -669,7 +675,8 @@ class GradScaler(torch.amp.GradScaler):
             self._monitor.begin(self, self._mailbox, ledger)
             self._monitor.see(late, self.state_dict)
             for one in late or ():
-                self._watchman.act(one.row, self._policy, lambda: self.last)
+                if not is_calm(one.row):
+                    self._watchman.act(one.row, self._policy, lambda: self.last)
         except (ScaleCollapsed, HopelessRun) as error:
             if isinstance(error, ScaleCollapsed):
                 self._monitor.hurry(self.state_dict)
