@@ -8,6 +8,7 @@ from gradscale.core.judging import Judge
 from gradscale.torch.ledger import record_of
 from gradscale.torch.mailbox import LAG, LateRow
 from gradscale.torch.recording import Recorder
+from gradscale.torch.underflow_sample import UnderflowSample
 
 # Peaks of one step, by name. Called only if something happened; may sync.
 Peaks = Callable[[], Mapping[str, float]]
@@ -27,22 +28,33 @@ class Chronicle:
         # The newest is of this update, the oldest of the update now due.
         self._peaks: deque[Peaks | None] = deque(maxlen=LAG + 1)
 
-    def see(self, late: list[LateRow] | None, peaks: Peaks | None = None) -> None:
+    def see(
+        self,
+        late: list[LateRow] | None,
+        peaks: Peaks | None = None,
+        sample: UnderflowSample | None = None,
+    ) -> None:
         """See what an exchange of the mailbox returned. Call it once an exchange.
 
         Args:
             late: The rows now due, of the update `LAG` calls ago.
             peaks: Returns those of the update that was just made.
+            sample: What the meter counted in the update `LAG` calls ago.
         """
         self._peaks.append(peaks)
         if not late:
             return
         for one in late[:-1]:
-            self._see(one, None)
-        self._see(late[-1], self._peaks[0] if len(self._peaks) > LAG else None)
+            self._see(one, None, None)
+        own = self._peaks[0] if len(self._peaks) > LAG else None
+        self._see(late[-1], own, sample)
 
-    def _see(self, late: LateRow, peaks: Peaks | None) -> None:
+    def _see(
+        self, late: LateRow, peaks: Peaks | None, sample: UnderflowSample | None
+    ) -> None:
         record = record_of(late.row, late.step, late.loss)
+        if sample is not None:
+            record = record._replace(lost=sample.lost)
         well = record.finite and record.norm_finite and record.read
         seen = {} if well or peaks is None else peaks()
         culprits = [name for name, peak in seen.items() if not math.isfinite(peak)]
@@ -51,3 +63,5 @@ class Chronicle:
         record = record._replace(nan=nan) if nan else record
         judgement = self._judge.see(record, culprits)
         self.recorder.see(record, judgement, culprits, seen)
+        if sample is not None:
+            self.recorder.sample(record.step, sample.rows())

@@ -166,6 +166,11 @@ class Meter:
             return False
         return self._turn()
 
+    def end_step(self) -> UnderflowSample | None:
+        """End a step; return what was counted two updates ago, if anything was."""
+        samples = self.due() if self.turn() else None
+        return samples[-1] if samples else None
+
     def due(self) -> list[UnderflowSample]:
         """Return the samples of two updates ago and before, each once.
 

@@ -79,7 +79,7 @@ class Monitor:
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
         self.heard = recorder is not None or bool(self._sinks)
         self.meter = Meter(every if self.heard else None, kernels=kernels)
-        self._samples: list[UnderflowSample] = []
+        self._sample: UnderflowSample | None = None
         self._updates = 0
         self._behind: deque[list[OpenStep]] = deque(maxlen=LAG + 1)
         # Each with the update in which it is judged, the same on every rank.
@@ -101,7 +101,7 @@ class Monitor:
         """
         self._updates += 1
         self._behind.append(list(settled.values()))
-        self._samples = self.meter.due() if self.meter.turn() else []
+        self._sample = self.meter.end_step()
         if self.armed.armed:
             record = record_of(ledger.total.row.tolist(), int(ledger.total.tally[0]))
             if record.finite and record.norm_finite:
@@ -191,7 +191,7 @@ class Monitor:
 
     def _can_wait(self, late: LateRow) -> bool:
         """Return whether nothing happened that anybody waits for."""
-        busy = self._waiting or self._samples or not self._judge.settled
+        busy = self._waiting or self._sample or not self._judge.settled
         return not busy and is_calm(late.row)
 
     def _judge_calm(self) -> None:
@@ -207,7 +207,7 @@ class Monitor:
         # Steps that a graph has replayed were seen by nobody.
         seen = last and len(self._behind) > LAG
         steps = self._behind[0] if seen else []
-        sample = self._samples[-1] if self._samples and seen else None
+        sample = self._sample if seen else None
         case = self._inquiry.begin(late, steps, sample, suspect=self._suspect())
         due = self._updates + (LAG if case.on_its_way else 0)
         self._waiting.append((due, case))

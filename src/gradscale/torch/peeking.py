@@ -1,7 +1,7 @@
 """A look at gradients that leaves them as they are."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,11 @@ def peek(optimizer: Any, model: Any = None) -> Peek:
         kinds.append((params, each))
         peaks.append(peak)
     return Peek(_whole(peaks), kinds, (model, optimizer))
+
+
+def named_peaks(peeks: Iterable[Peek]) -> dict[str, float]:
+    """Return the largest magnitude of each gradient of all optimizers. Syncs."""
+    return {name: peak for each in peeks for name, peak in each.named().items()}
 
 
 def _values(grad: Tensor) -> Tensor:

@@ -57,6 +57,7 @@ from gradscale.torch.ledger import (
     new_ledger,
 )
 from gradscale.torch.mailbox import LateRow, Mailbox
+from gradscale.torch.meter import Meter
 from gradscale.torch.monitor import Monitor
 from gradscale.torch.names import names_of
 from gradscale.torch.open_step import OpenStep
@@ -785,6 +786,15 @@ class GradScaler(torch.amp.GradScaler):
         Called by itself at the end of the process.
         """
         self._monitor.close()
+
+    @property
+    def meter(self) -> Meter:
+        """The underflow meter. It samples where there is a run file or a sink.
+
+        `meter.watch_activations(model)` also counts in the gradients of module
+        outputs.
+        """
+        return self._monitor.meter
 
     def path(self, optimizer: Any) -> Path:
         """Return how the optimizer is stepped: its way, and by which kernels.

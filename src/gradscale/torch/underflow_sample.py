@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gradscale.core.underflow import Fate, Histogram, fate, lost_share
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
+from gradscale.torch.devices import host_value
 from gradscale.torch.kernels.plain_histogram import (
     ABOVE,
     BELOW,
@@ -131,7 +132,7 @@ class Taken:
 
     def read(self) -> UnderflowSample:
         """Return the sample. Waits if it has not arrived yet."""
-        scale = self.scale.values().item()
+        scale = host_value(self.scale.values())
         tensors, activations, peaks = (
             [(names, late.values()) for names, late in parts]
             for parts in (self.tensors, self.activations, self.peaks)

@@ -3,20 +3,24 @@
 import functools
 import os
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from gradscale.errors import ConfigError
+from gradscale.errors import ConfigError, GradientError
 from gradscale.torch.chronicle import Chronicle
 from gradscale.torch.devices import host_may_act, moved
+from gradscale.torch.gathering import gather
+from gradscale.torch.gradients import largest
 from gradscale.torch.ledger import RING, Facts, Kept, Ledger, new_ledger
 from gradscale.torch.mailbox import LAG, Mailbox
-from gradscale.torch.peeking import Peek, peek
+from gradscale.torch.meter import Meter
+from gradscale.torch.peeking import Peek, named_peaks, peek
 from gradscale.torch.recording import Recorder
+from gradscale.torch.roots import Roots
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.scaling import trace_of
 
@@ -110,6 +114,8 @@ class Watch:
     ) -> None:
         self._scaler = scaler
         self._model = model
+        self._roots = Roots()
+        self._meter = Meter(recorder.sample_every)
         self._chronicle = Chronicle(recorder)
         self._mailbox = Mailbox()
         self._ledger: Ledger | None = None
@@ -186,7 +192,21 @@ class Watch:
         states = self._scaler._per_optimizer_states
         state = states.get(id(optimizer))
         if state is None or state["stage"] is OptState.READY:
-            self._peeks[id(optimizer)] = peek(optimizer, self._model)
+            key, model = id(optimizer), self._model
+            if model is None:
+                model = self._roots.of(key, optimizer.param_groups)
+            self._peeks[key] = peek(optimizer, model)
+            if self._meter.wanted and self._scaler._scale is not None:
+                self._sample(optimizer, model)
+
+    def _sample(self, optimizer: Any, model: torch.nn.Module | None) -> None:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        try:
+            gradients = gather(params, allow_fp16=True)
+        except GradientError:
+            # Who steps on such gradients is told so by others.
+            return
+        self._meter.sample(gradients, self._scaler._scale, (model, optimizer))
 
     def _saw_load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         returned = self._methods["load_state_dict"](*args, **kwargs)
@@ -217,7 +237,9 @@ class Watch:
         home, ledger = scale.device, self._ledger
         for trace in self._traces:
             ledger.loss_trace.add_(moved(trace, home))
-        found = _largest([moved(flag, home) for flag in flags]).clamp(0.0, 1.0)
+        found = largest([moved(flag.reshape(()), home) for flag in flags]).clamp(
+            0.0, 1.0
+        )
         stepped = any(state["stage"] is OptState.STEPPED for state in states)
         peaks = [p.peak for p in self._peeks.values() if p.peak is not None]
         return Facts(
@@ -228,7 +250,7 @@ class Watch:
             scale=scale.float().reshape(()).clone(),
             found=found,
             norm_found=ledger.zero,
-            amax=_largest([moved(p.float(), home) for p in peaks] or [ledger.zero]),
+            amax=largest([moved(p.float(), home) for p in peaks] or [ledger.zero]),
             grad_norm=ledger.unasked,
         )
 
@@ -254,9 +276,11 @@ class Watch:
         recorder = self._chronicle.recorder
         if not recorder.begun:
             recorder.begin()
-            recorder.before_end(_drain_of(self._chronicle, self._mailbox, ledger))
+            parts = self._chronicle, self._mailbox, ledger, self._meter
+            recorder.before_end(functools.partial(_drain, *parts))
         late = self._mailbox.exchange(ledger, has_loss=bool(losses))
-        self._chronicle.see(late, functools.partial(_named_peaks, peeks))
+        named = functools.partial(named_peaks, peeks)
+        self._chronicle.see(late, named, self._meter.end_step())
 
 
 def _standing_for(method: Callable[..., Any], seen: Callable[..., Any]) -> Any:
@@ -269,21 +293,9 @@ def _standing_for(method: Callable[..., Any], seen: Callable[..., Any]) -> Any:
     return stand_in
 
 
-def _largest(values: list[Tensor]) -> Tensor:
-    return torch.stack([value.reshape(()) for value in values]).amax()
-
-
-def _named_peaks(peeks: Iterable[Peek]) -> dict[str, float]:
-    return {name: peak for each in peeks for name, peak in each.named().items()}
-
-
-def _drain_of(
-    chronicle: Chronicle, mailbox: Mailbox, ledger: Ledger
-) -> Callable[[], None]:
-    """Return what hands over the rows on their way; it holds no scaler."""
-
-    def drain() -> None:
-        for _ in range(LAG):
-            chronicle.see(mailbox.exchange(ledger))
-
-    return drain
+def _drain(
+    chronicle: Chronicle, mailbox: Mailbox, ledger: Ledger, meter: Meter
+) -> None:
+    """Hand over the rows on their way; no scaler is held for it."""
+    for _ in range(LAG):
+        chronicle.see(mailbox.exchange(ledger), None, meter.end_step())

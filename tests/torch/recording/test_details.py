@@ -8,7 +8,7 @@ from torch import nn
 
 from gradscale import HopelessRun
 from gradscale.runfile import open_run
-from gradscale.torch import GradScaler, optim
+from gradscale.torch import GradScaler, optim, watch
 from gradscale.torch.recording import Recorder
 from gradscale.torch.weights import WeightsLook, weights_of
 from tests.torch.training import INF, NAN, planted
@@ -295,3 +295,41 @@ def test_weights_are_those_of_the_model_and_of_the_optimizers():
         "param_groups[0]['params'][0]",
         "param_groups[0]['params'][1]",
     ]
+
+
+# --- foreign scalers, activations --------------------------------------------------
+
+
+def test_a_watched_scaler_is_sampled_too(tmp_path):
+    model = Twig()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(model(GRADIENT)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    with open_run(tmp_path / "run.gs") as file:
+        assert file.sampled_steps() == [1, 2, 4]
+        [row] = file.samples(4)
+    assert (row.tensor, row.sample.zeros, row.sample.below) == ("inner.weight", 1, 1)
+
+
+def test_gradients_of_activations_are_counted_on_request(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=4.0, record=tmp_path / "run.gs")
+    scaler.meter.watch_activations(model, dtypes=[torch.float32])
+    for _ in range(3):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    with open_run(tmp_path / "run.gs") as file:
+        samples = {row.tensor: row.sample for row in file.samples(2)}
+    # The gradient of a sum is the scale itself, 2**2.
+    assert samples["1 (output)"].histogram[24 + 2] == 1
+    assert samples["0 (output)"].total == 2
