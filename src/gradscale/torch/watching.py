@@ -204,8 +204,7 @@ class Watch:
         try:
             gradients = gather(params, allow_fp16=True)
         except GradientError:
-            # Who steps on such gradients is told so by others.
-            return
+            return  # Who steps on such gradients is told so by others.
         self._meter.sample(gradients, self._scaler._scale, (model, optimizer))
 
     def _saw_load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
