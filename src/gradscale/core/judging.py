@@ -1,7 +1,7 @@
 """One fold over the records of a run, the same live and on a file."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from gradscale.core import grounds
@@ -9,6 +9,7 @@ from gradscale.core.alarms import Slope, exponent
 from gradscale.core.course import SETTLED_AFTER, Course
 from gradscale.core.findings import Finding
 from gradscale.core.grounds import Facts
+from gradscale.core.said import Said
 from gradscale.core.verdicts import StepRecord, Verdict, classify
 
 # Steps in a row after which a fixed scale or a missing gradient is no chance.
@@ -53,41 +54,6 @@ class Judgement(NamedTuple):
 
     verdict: Verdict
     findings: tuple[Finding, ...]
-
-
-@dataclass(slots=True)
-class Said:
-    """What was said already, and how often there was reason to.
-
-    Attributes:
-        told: The code of the trouble that the run is in; empty if it is well.
-        losses: Times that the loss was not finite for a few steps.
-        scaled: Times that the scaled loss overflowed.
-        scaled_now: The run is in such a time.
-        norms: Times that the norm overflowed.
-        norms_now: The run is in such a time.
-        crowded: Too many skips, said.
-        vanished: Gradients too small, said.
-        window: Steps in the present window.
-        window_since: The first of them.
-        window_skips: Skips among them.
-        window_held: Those at the scale of the skip before.
-        skip_scale: The scale of the last skip.
-    """
-
-    told: str = ""
-    losses: int = 0
-    scaled: int = 0
-    scaled_now: bool = False
-    norms: int = 0
-    norms_now: bool = False
-    crowded: bool = False
-    vanished: bool = False
-    window: int = 0
-    window_since: int = 0
-    window_skips: int = 0
-    window_held: int = 0
-    skip_scale: float = 0.0
 
 
 class Judge:

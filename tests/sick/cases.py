@@ -1,0 +1,147 @@
+"""What is wrong with each sick script, and what has to be found out about it."""
+
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """A cause, and the finding that has to come first.
+
+    Attributes:
+        cause: What is wrong, in a sentence.
+        code: The finding.
+        verdict: On the whole run.
+        where: The module, or a parameter of it; None if the cause has no place.
+        says: What the finding has to say beside that; empty for nothing.
+        sittings: How often the script is run, the last time with an eye on it.
+        defect: Why this does not hold yet; empty if it does.
+    """
+
+    cause: str
+    code: str
+    verdict: str
+    where: str | None = None
+    says: str = ""
+    sittings: int = 1
+    defect: str = ""
+
+
+# A folder each. Causes that people had are named with the thread that tells of them.
+CASES = {
+    # https://github.com/NVIDIA/apex/issues/379
+    "log_of_softmax": Case(
+        "A softmax rounds to 0 what the logarithm makes infinite.",
+        "GS203",
+        "collapse",
+        where="head",
+    ),
+    "missing_values": Case(
+        "From the middle of the table on, a column is NaN.",
+        "GS203",
+        "collapse",
+        says="input: 16 of 128 NaN",
+    ),
+    # https://github.com/k2-fsa/icefall/issues/1661
+    "high_learning_rate": Case(
+        "The learning rate is a hundred times too high, and the loss diverges.",
+        "GS203",
+        "collapse",
+        says="learning rate",
+        defect="A loss that rises within the first 40 steps does not count as rising.",
+    ),
+    "normalised_padding": Case(
+        "The vector of the padding is 0, and is divided by its length in place.",
+        "GS207",
+        "collapse",
+        where="embedding",
+    ),
+    "root_at_zero": Case(
+        "Two items are the same, and the root of their distance has no slope.",
+        "GS208",
+        "collapse",
+        where="distance",
+        says="sqrt",
+    ),
+    # https://github.com/huggingface/transformers/issues/5651
+    "unscaled_attention": Case(
+        "Attention scores that nobody divides by a root leave float16.",
+        "GS203",
+        "collapse",
+        where="attention",
+    ),
+    # https://github.com/keras-team/keras/pull/17571
+    "empty_sentences": Case(
+        "A row of attention scores is masked everywhere.",
+        "GS203",
+        "collapse",
+        where="pool",
+        defect="The loss rose as sentences got shorter, and the first advice is to "
+        "lower the learning rate.",
+    ),
+    # https://github.com/mit-han-lab/efficientvit/issues/15
+    "tiny_eps": Case(
+        "An eps of 1e-8 is 0 in float16.",
+        "GS203",
+        "collapse",
+        where="loudness",
+        defect="A place is written down once in a run, so that a later finding, here "
+        "the gravest, has none.",
+    ),
+    # https://github.com/hiyouga/LlamaFactory/issues/315
+    "fixed_scale": Case(
+        "The scale is put back to 2^24 after every step.",
+        "GS205",
+        "findings",
+    ),
+    # https://github.com/engichang1467/Open-Rig3R/issues/35
+    "vanishing_gradients": Case(
+        "At a scale of 1 all gradients are subnormal, and most are 0.",
+        "GS209",
+        "findings",
+    ),
+    "flushed_layers": Case(
+        "At a scale of 1 the last layers learn, and the first ones get zeros.",
+        "GS209",
+        "findings",
+        defect="What backward has flushed counts as true zeros, so that nothing was "
+        "lost.",
+    ),
+    "summed_loss": Case(
+        "A sum in float16 is infinite, though its gradients are not.",
+        "GS203",
+        "findings",
+        defect="Steps that were taken count as lost, so that the run is a collapse.",
+    ),
+    # https://github.com/nerfstudio-project/nerfstudio/pull/1919
+    "parameters_of_another": Case(
+        "The optimizer has the parameters of the teacher, not of the student.",
+        "GS103",
+        "findings",
+    ),
+    # https://github.com/facebookresearch/metaseq/issues/3
+    "forgotten_scaler": Case(
+        "A checkpoint has model and optimizer, and not the scaler.",
+        "GS301",
+        "findings",
+        sittings=2,
+        defect="What is said before the first update is not in the run file.",
+    ),
+    "exploding_recurrence": Case(
+        "Gradients grow with every step back in time, and sequences get longer.",
+        "GS210",
+        "findings",
+        where="carry",
+    ),
+    "growing_exponent": Case(
+        "The exponential of a learned variance leaves float16.",
+        "GS203",
+        "collapse",
+        where="gaussian",
+    ),
+    "ignored_labels": Case(
+        "Now and then a batch has no label, and its mean is 0 / 0.",
+        "GS203",
+        "findings",
+    ),
+}
+# Causes of which a learning rate is no part.
+BLAMELESS = set(CASES) - {"high_learning_rate", "exploding_recurrence"}
