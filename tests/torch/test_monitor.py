@@ -196,3 +196,20 @@ def test_a_scaler_that_is_gone_leaves_no_instruments_behind():
     fail()
     gc.collect()
     assert len(hooks) == before
+
+
+def test_a_second_trouble_has_a_place_of_its_own(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = GradScaler("cpu", record=tmp_path / "run.gs")
+    for step in range(1, 61):
+        optimizer.zero_grad()
+        bad = step in range(11, 17) or step in range(41, 47)
+        batch = torch.full((2, 4), NAN if bad else 1.0)
+        scaler.scale(model(batch).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    with open_run(tmp_path / "run.gs") as run:
+        places = [event.step for event in run.events() if "direction" in event.data]
+    assert [step // 30 for step in places] == [0, 1]

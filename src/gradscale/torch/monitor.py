@@ -106,6 +106,9 @@ class Monitor:
             record = record_of(ledger.total.row.tolist(), int(ledger.total.tally[0]))
             if record.finite and record.norm_finite:
                 self.armed.well()
+                if not self.armed.armed:
+                    # The next trouble is another one, with a place of its own.
+                    self._named.clear()
             else:
                 self._tell_place(self.armed.finding(record.scale), record)
 

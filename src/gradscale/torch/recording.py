@@ -106,6 +106,7 @@ class Recorder:
         self._at_end: AtEnd | None = None
         self._before_end: Callable[[], None] | None = None
         self._blamed: tuple[str, ...] = ()
+        self._early: list[tuple[str, dict[str, Any]]] = []
 
     def begin(self) -> bool:
         """Make the file, if this process is to write one; return whether it does.
@@ -137,6 +138,8 @@ class Recorder:
         assert self.path is not None
         if self._made is not None:
             self._made(self.path)
+        for code, facts in self._early:
+            self._writer.event(code, **facts)
         # After the writer's own, so that it is called before it.
         self._at_end = AtEnd(self._drain)
 
@@ -211,9 +214,14 @@ class Recorder:
             self._writer.samples(step, samples)
 
     def event(self, code: str, **facts: Any) -> None:
-        """Record something that happened outside of the judge, if a file is there."""
+        """Record something that happened outside of the judge.
+
+        What comes before the first step is kept until there is a file.
+        """
         if self._writer is not None:
             self._writer.event(code, **facts)
+        elif not self.begun:
+            self._early.append((code, facts))
 
     def close(self, end: str = "closed") -> None:
         """Write what is left; a second call does nothing."""

@@ -217,3 +217,13 @@ def test_the_judge_learns_of_a_nan_among_the_peaks(tmp_path):
         chronicle.see(late, lambda: {"a": 1.0, "b": math.nan})
     chronicle.recorder.close()
     assert judge.told == (True, ["b"])
+
+
+def test_what_happens_before_the_first_step_is_written_with_it(tmp_path):
+    recorder = Recorder(tmp_path / "run.gs")
+    recorder.event("GS301", data={"what": "it was resumed"})
+    assert list(tmp_path.iterdir()) == []
+    recorded(recorder, FINE)
+    with open_run(tmp_path / "run.gs") as run:
+        [event] = run.events()
+    assert (event.code, event.data) == ("GS301", {"what": "it was resumed"})

@@ -12,6 +12,7 @@ from gradscale.torch import GradScaler
 from gradscale.torch.replace import install
 from tests.torch.recording.loops import net, train
 
+ORIGINAL = torch.amp.GradScaler.__init__
 SETTINGS = {"init_scale": 2.0**10, "growth_interval": 4}
 
 
@@ -26,6 +27,13 @@ def place(tmp_path):
     undo = install(environment)
     yield tmp_path
     undo()
+
+
+def torchs_own(*args, **kwargs):
+    """Return a scaler of torch's own, whatever is in place."""
+    scaler = object.__new__(torch.amp.GradScaler)
+    ORIGINAL(scaler, *args, **kwargs)
+    return scaler
 
 
 def noted(folder):
@@ -90,19 +98,34 @@ def test_what_is_made_and_written_is_noted(place):
 
 
 def test_what_others_are_warned_of_is_written_and_not_said(place):
-    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    scaler, model = torch.amp.GradScaler("cpu", **SETTINGS), net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
     with warnings.catch_warnings():
         # A script may turn every warning into an error.
         warnings.simplefilter("error")
-        train(scaler, net(), steps=1)
-        scaler.scale(torch.ones(1))
+        scaler.scale(model(torch.ones(1, 4)).sum()).backward()
+        # The optimizer has steps behind it, and the scaler has none.
         scaler.step(optimizer)
         scaler.update()
-    del scaler
-    gc.collect()
+    scaler.close()
     with open_run(place / "run.gs") as run:
-        assert "GS103" in [event.code for event in run.events()]
+        assert [event.code for event in run.events()] == ["GS301"]
+
+
+def test_an_optimizer_without_gradients_ends_the_script_as_torch_does(place):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    messages = []
+    for kind in (torch.amp.GradScaler, torchs_own):
+        scaler = kind("cpu", **SETTINGS)
+        scaler.scale(torch.ones(1))
+        with pytest.raises(AssertionError) as caught:
+            scaler.step(optimizer)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    with open_run(place / "run.gs") as run:
+        assert [event.code for event in run.events()] == ["GS103"]
 
 
 def test_a_file_that_cannot_be_made_stops_nothing(place):
