@@ -189,6 +189,8 @@ class Monitor:
         """Judge what is on its way, and close the run file."""
         if self._end is not None:
             self._end()
+        elif self._recorder is not None:
+            self._recorder.close()
         self.hurry()
         self.armed.disarm()
 
