@@ -57,10 +57,13 @@ WITH_EXAMPLES = [
     "gradscale.torch.optim.adam",
     "gradscale.torch.optim.lion",
     "gradscale.torch.optim.sgd",
+    "gradscale.torch.meter",
     "gradscale.torch.recording",
     "gradscale.torch.roots",
     "gradscale.torch.scaler",
     "gradscale.torch.sharded",
+    "gradscale.torch.watching",
+    "gradscale.torch.weights",
 ]
 
 

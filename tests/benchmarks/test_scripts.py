@@ -5,7 +5,15 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks import bench_host, bench_kernels, bench_step, bench_train, timing
+from benchmarks import (
+    bench_host,
+    bench_kernels,
+    bench_meter,
+    bench_record,
+    bench_step,
+    bench_train,
+    timing,
+)
 from benchmarks.contestants import BARE, FUSED, OWN, STEP, TORCH, chosen
 
 
@@ -37,9 +45,14 @@ SCRIPTS = [
     ),
     (bench_host, ["--count", "3", "--rounds", "1"]),
 ]
+# These compare gradscale with itself.
+OWN_SCRIPTS = [
+    (bench_meter, ["--set", "tiny", "--rounds", "1"]),
+    (bench_record, ["--set", "tiny", "--rounds", "2"]),
+]
 
 
-@pytest.mark.parametrize(("script", "arguments"), SCRIPTS)
+@pytest.mark.parametrize(("script", "arguments"), SCRIPTS + OWN_SCRIPTS)
 def test_a_row_has_what_the_style_asks_for(script, arguments, written):
     record = written(script, *arguments)
     assert record["format"] == 1
@@ -220,3 +233,32 @@ def test_the_host_benchmark_on_a_gpu_has_the_time_of_the_host():
 def test_the_sweep_of_the_kernels_says_that_it_needs_a_gpu():
     with pytest.raises(SystemExit, match="need a CUDA device"):
         bench_kernels.main(["--device", "cpu"])
+
+
+def test_a_record_is_compared_with_a_scaler_that_makes_nothing_of_its_facts(written):
+    rows = written(bench_record, "--set", "tiny", "--rounds", "3")["rows"]
+    assert [row["impl"] for row in rows] == [*bench_record.SCALERS] * 2
+    assert {row["added_us"] for row in rows if row["impl"] == "silent"} == {0.0}
+
+
+def test_the_silenced_scaler_sees_nothing_and_the_recorded_one_writes(monkeypatch):
+    entered = {}
+    enter = bench_record.enter
+
+    def noted(who, *rest):
+        made = enter(who, *rest)
+        entered.setdefault(who.optimizer, []).append(made.scaler)
+        return made
+
+    monkeypatch.setattr(bench_record, "enter", noted)
+    bench_record.main(["--set", "tiny", "--rounds", "2", "--json"])
+    for scalers in entered.values():
+        silent, mailbox, verdicts, recorded = scalers
+        for scaler in scalers:
+            scaler.close()
+        judged = [len(scaler._monitor._records) for scaler in scalers]
+        assert judged[:2] == [0, 0]
+        assert min(judged[2:]) > 0
+        assert recorded._monitor._recorder.path.exists()
+        assert silent._mailbox._seen == 0 < mailbox._mailbox._seen
+        assert not verdicts._monitor.heard
