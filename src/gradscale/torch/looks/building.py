@@ -171,7 +171,7 @@ def _compile(library: Path) -> None:
             load(
                 NAME,
                 source,
-                extra_cflags=["-O2"],
+                extra_cflags=["-O3"],
                 build_directory=work,
                 with_cuda=False,
                 is_python_module=False,

@@ -11,7 +11,6 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -82,9 +81,12 @@ class Held {
 };
 
 // Gradients lie scattered, and backward has pushed them out of the caches: asked for
-// one by one, most of the time goes into waiting for memory. So a block of them is
-// fetched ahead, link by link; each loop only follows what the one before has fetched.
-constexpr Py_ssize_t BLOCK = 64;
+// one by one, most of the time goes into waiting for memory. So the loop over them
+// begins AHEAD places early, and fetches each gradient link by link; between two links
+// pass AWAY places, which is time enough for one to arrive. Lists that were made in one
+// go lie in order, and the processor fetches them by itself.
+constexpr Py_ssize_t AWAY = 8;
+constexpr Py_ssize_t AHEAD = 5 * AWAY;
 
 template <typename Whole>
 void fetch(const Whole* whole) {
@@ -92,6 +94,8 @@ void fetch(const Whole* whole) {
   for (size_t line = 0; line < sizeof(Whole); line += 64) {
     __builtin_prefetch(begin + line);
   }
+  // It need not begin with a line.
+  __builtin_prefetch(begin + sizeof(Whole) - 1);
 }
 
 // What the words of something private point to. Nothing is read there, and fetching
@@ -105,32 +109,41 @@ void fetch_behind(const Whole& whole) {
   }
 }
 
-void fetch_grads(PyObject* params, Py_ssize_t begin) {
-  const Py_ssize_t end = std::min(PyList_GET_SIZE(params), begin + BLOCK);
-  const c10::TensorImpl* tensors[BLOCK];
-  int count = 0;
-  for (Py_ssize_t i = begin; i < end; i++) {
-    fetch(PyList_GET_ITEM(params, i));
+// The tensor at a place of a list; null where there is none.
+const c10::TensorImpl* tensor_at(PyObject* list, Py_ssize_t place) {
+  if (place < 0 || place >= PyList_GET_SIZE(list)) {
+    return nullptr;
   }
-  for (Py_ssize_t i = begin; i < end; i++) {
-    PyObject* param = PyList_GET_ITEM(params, i);
-    if (THPVariable_CheckExact(param)) {
-      tensors[count] = THPVariable_Unpack(param).unsafeGetTensorImpl();
-      fetch(tensors[count++]);
-    }
+  PyObject* object = PyList_GET_ITEM(list, place);
+  return THPVariable_CheckExact(object)
+      ? THPVariable_Unpack(object).unsafeGetTensorImpl()
+      : nullptr;
+}
+
+// For a loop over gradients that has come to this place, perhaps before the first.
+void fetch_grads(PyObject* params, Py_ssize_t place) {
+  const Py_ssize_t furthest = place + AHEAD;
+  if (furthest < PyList_GET_SIZE(params)) {
+    __builtin_prefetch(PyList_GET_ITEM(params, furthest));
   }
-  for (int i = 0; i < count; i++) {
-    __builtin_prefetch(tensors[i]->autograd_meta());
+  if (const auto* param = tensor_at(params, place + 4 * AWAY)) {
+    fetch(param);
   }
-  for (int i = 0; i < count; i++) {
-    tensors[i] = tensors[i]->grad().unsafeGetTensorImpl();
-    fetch(tensors[i]);
+  if (const auto* param = tensor_at(params, place + 3 * AWAY)) {
+    // The gradient is among the first words there.
+    const auto* meta = reinterpret_cast<const char*>(param->autograd_meta());
+    __builtin_prefetch(meta);
+    __builtin_prefetch(meta + 63);
   }
-  for (int i = 0; i < count; i++) {
-    fetch_behind(*tensors[i]->pyobj_slot());
-    fetch_behind(tensors[i]->version_counter());
-    if (tensors[i]->has_storage()) {
-      fetch(tensors[i]->unsafe_storage().unsafeGetStorageImpl());
+  if (const auto* param = tensor_at(params, place + 2 * AWAY)) {
+    fetch(param->grad().unsafeGetTensorImpl());
+  }
+  if (const auto* param = tensor_at(params, place + AWAY)) {
+    const auto* grad = param->grad().unsafeGetTensorImpl();
+    fetch_behind(*grad->pyobj_slot());
+    fetch_behind(grad->version_counter());
+    if (grad->has_storage()) {
+      fetch(grad->unsafe_storage().unsafeGetStorageImpl());
     }
   }
 }
@@ -232,9 +245,10 @@ PyObject* gather(PyObject*, PyObject* args) {
   bool contiguous = true, views = false, one_device = true;
   // Making the object of a gradient may run the garbage collector, and that anything:
   // the length is asked for again in each turn, and what is looked at is held.
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(params); i++) {
-    if (i % BLOCK == 0) {
-      fetch_grads(params, i);
+  for (Py_ssize_t i = -AHEAD; i < PyList_GET_SIZE(params); i++) {
+    fetch_grads(params, i);
+    if (i < 0) {
+      continue;
     }
     PyObject* param = PyList_GET_ITEM(params, i);
     if (!THPVariable_CheckExact(param)) {
@@ -342,10 +356,8 @@ PyObject* untouched(PyObject*, PyObject* args) {
   }
   Py_ssize_t place = 0;
   bool same = true;
+  // Nothing is fetched ahead: whoever asks has gathered them a moment ago.
   for (Py_ssize_t i = 0; i < count && same; i++) {
-    if (i % BLOCK == 0) {
-      fetch_grads(params, i);
-    }
     const at::Tensor& grad = grad_of(THPVariable_Unpack(PyList_GET_ITEM(params, i)));
     if (!grad.defined()) {
       same = count != expected;
