@@ -175,7 +175,7 @@ def test_slices_of_one_buffer_are_looked_at_closely_once(monkeypatch):
     params = _slices(torch.ones(9), 4, 2, 3)
     before = gather(params, allow_fp16=False)
     monkeypatch.setattr(gathering, "_gather_any", None)
-    again = gather(params, allow_fp16=False, before=before)
+    again = gather(params, allow_fp16=False, before=before.places())
     assert again.addresses == before.addresses
     assert all(map(is_, again.tensors, before.tensors))
     assert again.kind == (CPU, torch.float32)
@@ -187,7 +187,7 @@ def test_slices_that_come_to_overlap_are_refused_after_all():
     params[1].grad = buffer[2:4]
     params[2].grad = buffer[3:6]
     with pytest.raises(GradientError, match="overlaps"):
-        gather(params, allow_fp16=False, before=before)
+        gather(params, allow_fp16=False, before=before.places())
 
 
 @pytest.mark.parametrize("what", ["dtype", "order", "sparse", "empty"])

@@ -8,6 +8,17 @@ from torch import Tensor
 from gradscale.torch.looks.plain import Numbers, numbers
 
 
+class Places(NamedTuple):
+    """Where gradients lay that do not overlap.
+
+    Attributes:
+        kind, addresses: As in `Gradients`.
+    """
+
+    kind: tuple[torch.device, torch.dtype] | None
+    addresses: Numbers
+
+
 class Gradients(NamedTuple):
     """The gradients of some parameters, dense and real, each memory once.
 
@@ -36,6 +47,10 @@ class Gradients(NamedTuple):
     copies: list[float] | None = None
     wrapped: list[Tensor] | None = None
     numels: Numbers | None = None
+
+    def places(self) -> Places:
+        """Return where they lie, without holding them."""
+        return Places(self.kind, self.addresses)
 
     def only(self, places: list[int]) -> "Gradients":
         """Return those at these places."""

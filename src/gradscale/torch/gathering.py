@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradscale.errors import GradientError
 from gradscale.torch import looks
-from gradscale.torch.gathered import Gradients
+from gradscale.torch.gathered import Gradients, Places
 from gradscale.torch.looks.plain import REAL_DTYPES
 from gradscale.torch.names import names_of
 
@@ -18,13 +18,12 @@ _GRAD, _VERSION = map(attrgetter, ("grad", "_version"))
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 
 
-@torch.no_grad()
 def gather(
     params: Iterable[Tensor],
     *,
     allow_fp16: bool,
     names: Iterable[Any] = (),
-    before: Gradients | None = None,
+    before: Places | None = None,
     copies: Mapping[int, float] | None = None,
 ) -> Gradients:
     """Collect the gradients of `params`, refusing by name what cannot be unscaled.
@@ -37,8 +36,8 @@ def gather(
             kept, not copied.
         allow_fp16: Accept f16 gradients.
         names: What `names_of` needs to name a parameter in an error.
-        before: What was gathered of the same parameters before: gradients that lie
-            where those lay do not overlap either.
+        before: Where those lay that were gathered of the same parameters before:
+            gradients that lie there do not overlap either.
         copies: As in `Spread`; None where each rank has its own.
     """
     params = params if isinstance(params, list) else list(params)
@@ -54,12 +53,10 @@ def gather(
 
 
 def _gather_ordinary(
-    params: list[Tensor], allow_fp16: bool, before: Gradients | None
+    params: list[Tensor], allow_fp16: bool, before: Places | None
 ) -> Gradients | None:
     """Return the gradients if all are dense, contiguous, alike and apart; else None."""
-    kind, addresses = (
-        (None, None) if before is None else (before.kind, before.addresses)
-    )
+    kind, addresses = (None, None) if before is None else before
     found = looks.gather(params, allow_fp16, kind, addresses)
     if found is None:
         return None
@@ -70,6 +67,7 @@ def _gather_ordinary(
     )
 
 
+@torch.no_grad()
 def _gather_any(
     params: list[Tensor], allow_fp16: bool, names: Iterable[Any]
 ) -> Gradients:

@@ -209,7 +209,6 @@ def _norm(kind: KindReading, norm_type: float) -> Tensor:
     return norm if kind.copies == 1.0 else norm / kind.copies ** (1.0 / norm_type)
 
 
-@torch.no_grad()
 def read(
     gradients: Gradients,
     home: torch.device,
@@ -248,7 +247,8 @@ def read(
         else:
             on_host = device.type == "cpu" and not torch.compiler.is_compiling()
             read_kind = read_on_host if on_host else read_on_device
-            peak, peaks, norm = read_kind(tensors, norm_type)
+            with torch.no_grad():
+                peak, peaks, norm = read_kind(tensors, norm_type)
             kind = KindReading(dtype, device, positions, peaks, peak, norm)
         if gradients.copies is not None:
             kind.copies = gradients.copies[positions[0]]

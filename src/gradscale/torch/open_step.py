@@ -97,9 +97,7 @@ class OpenStep:
         if gradients is None or held is None or not self._untouched(allow_fp16):
             gradients = self._gather(allow_fp16)
             if self.reader is not None:
-                self.reader.before = gradients._replace(
-                    params=[], tensors=[], wrapped=None
-                )
+                self.reader.before = gradients.places()
             self.gradients, self.accepts_fp16 = gradients, allow_fp16
             self.wrappers = _versions_of(gradients.wrapped)
         elif norm_type is None:

@@ -2,6 +2,10 @@
 
 import pytest
 import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from gradscale.torch.optim import AdamW
 from tests.torch.optim.streams import (
@@ -49,6 +53,29 @@ def test_a_closure_is_called_with_gradients_on_and_its_loss_returned(kind, how):
     losses = [float(optimizer.step(closure).detach()) for _ in range(3)]
     assert losses == sorted(losses, reverse=True)
     assert losses[0] > losses[-1]
+
+
+@pytest.mark.parametrize(
+    "register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook]
+)
+def test_a_hook_of_every_optimizer_is_called_once(register):
+    seen = []
+    handle = register(lambda *_: seen.append("called"))
+    try:
+        AdamW(parameters()).step()
+    finally:
+        handle.remove()
+    AdamW(parameters()).step()
+    assert seen == ["called"]
+
+
+def test_a_profiler_hears_of_each_step():
+    optimizer = AdamW(parameters())
+    optimizer.step()
+    with torch.autograd.profiler.profile() as profile:
+        optimizer.step()
+    heard = [event.name for event in profile.function_events]
+    assert heard.count("Optimizer.step#AdamW.step") == 1
 
 
 @kinds

@@ -7,7 +7,7 @@ softmax does it.
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -75,8 +75,8 @@ class Launch:
             constants: In the order of the kernel. At each place of one type alone, for
                 1 and True are the same key.
         """
-        values = tuple(constants.values())
-        key = programs, key_of(pointers, numbers, values)
+        values = constants.values()
+        key = programs, *key_of(pointers, numbers, values)
         start = self._starts.get(key)
         if start is not None and _direct:
             try:
@@ -112,15 +112,15 @@ def _stream_of(pointer: Tensor) -> Any:
 
 
 def key_of(
-    pointers: tuple[Tensor, ...], numbers: tuple[float, ...], constants: tuple[Any, ...]
+    pointers: tuple[Tensor, ...], numbers: tuple[float, ...], constants: Iterable[Any]
 ) -> tuple[Any, ...]:
     """Return what a compiled kernel is for; the options belong to the kernel itself."""
     return (
         pointers[0].get_device(),
-        tuple(map(_DTYPE, pointers)),
+        *map(_DTYPE, pointers),
         # Whether an int is an i64; floats are always f32.
-        tuple([None if type(n) is float else n > _LARGEST_I32 for n in numbers]),
-        constants,
+        *[None if type(n) is float else n > _LARGEST_I32 for n in numbers],
+        *constants,
     )
 
 

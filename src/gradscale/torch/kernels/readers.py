@@ -22,7 +22,7 @@ class Reader:
     """Reads the gradients of one optimizer, step after step.
 
     Attributes:
-        before: What was gathered last, without the tensors; None before the first.
+        before: Where the gradients lay that were gathered last; None before the first.
     """
 
     def __init__(self, kernels: Kernels) -> None:

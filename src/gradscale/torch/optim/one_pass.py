@@ -1,11 +1,15 @@
 """What the optimizers have in common: batches in, one pass over each."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+)
 
 from gradscale.torch.devices import moved
 from gradscale.torch.guards import check_choice
@@ -69,26 +73,40 @@ class OnePass(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        lent: dict[torch.device, Handed] = {}
+        lent: dict[torch.device, tuple[Tensor | None, Tensor | None]] = {}
         for group, batch, grads, grads_at in self._batches.walk(self, self._seen()):
-            handed = lent.get(batch.device)
-            if handed is None:
-                handed = lent[batch.device] = self._handed_on(batch.device)
+            if batch.device not in lent:
+                lent[batch.device] = self._lent_on(batch.device)
+            handed = Handed(*lent[batch.device], self.write_back, grads_at)
             batch.take_over_()
-            self.run(group, batch, grads, handed._replace(grads_at=grads_at))
+            self.run(group, batch, grads, handed)
             batch.note_own_write()
         return loss
+
+    @staticmethod
+    def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a step as torch does; where nobody listens, only the step runs.
+
+        Torch announces every step to the profiler, which takes as long as a launch.
+        """
+        announced = torch.optim.Optimizer.profile_hook_step(func)
+
+        @wraps(func)
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            taken = announced if _has_listeners(self) else func
+            return taken(self, *args, **kwargs)
+
+        return step
 
     def _seen(self) -> Seen | None:
         """Return the gradients that a scaler has lent, if nobody came in between."""
         hooks = self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks
         return None if hooks else self.__dict__.get("seen")
 
-    def _handed_on(self, device: torch.device) -> Handed:
-        return Handed(
+    def _lent_on(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+        return (
             _scalar_on(getattr(self, "grad_scale", None), device),
             _scalar_on(getattr(self, "found_inf", None), device),
-            self.write_back,
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -123,12 +141,24 @@ class OnePass(torch.optim.Optimizer):
         self._batches = Batches()
 
 
+def _has_listeners(optimizer: Any) -> bool:
+    """Return whether a hook or a profiler is to hear of a step."""
+    return bool(
+        torch.compiler.is_compiling()
+        or torch.autograd._profiler_enabled()
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+    )
+
+
 def _scalar_on(lent: Tensor | None, device: torch.device) -> Tensor | None:
     if lent is None:
         return None
     if lent.dim() or lent.dtype is not torch.float32:
         lent = lent.reshape(()).float()
-    return moved(lent, device)
+    return lent if lent.device == device else moved(lent, device)
 
 
 def _wrap(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
