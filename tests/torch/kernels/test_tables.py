@@ -82,6 +82,22 @@ def test_a_gradient_in_new_memory_is_sent_and_the_owners_stay(device, sent):
     assert after.owners is before.owners
 
 
+def test_a_row_that_alone_has_changed_is_sent_alone(device, sent):
+    cache = TableCache(device, CHUNK)
+    cache.of([3, 20], [[1, 2], [3, 4], [5, 6]])
+    after = cache.of([3, 20], [[1, 2], [7, 4], [5, 6]])
+    assert sent[-1] == [7, 4]
+    assert cells_of(after)[2:] == [[1, 2], [7, 4], [5, 6]]
+
+
+def test_rows_that_have_changed_together_are_all_sent(device, sent):
+    cache = TableCache(device, CHUNK)
+    cache.of([3, 20], [[1, 2], [3, 4], [5, 6]])
+    after = cache.of([3, 20], [[1, 2], [7, 4], [5, 8]])
+    assert len(sent) == 2
+    assert cells_of(after)[2:] == [[1, 2], [7, 4], [5, 8]]
+
+
 def test_other_sizes_at_the_same_addresses_are_another_table(device, sent):
     cache = TableCache(device, CHUNK)
     cache.of([3, 20], [[1, 2]])
