@@ -693,7 +693,7 @@ class GradScaler(torch.amp.GradScaler):
         parts, idle = [], []
         for key, state in self._per_optimizer_states.items():
             if state["found_inf_per_device"]:
-                step = steps.get(key, OpenStep())
+                step = steps.get(key) or OpenStep()
                 clip = params_clip if step.clip is None else step.clip
                 skip = skip_of(state, scale.device, step.skip)
                 part = Part(
