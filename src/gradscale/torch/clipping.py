@@ -100,7 +100,7 @@ def check_max_norm(max_norm: float, norm_type: float) -> tuple[float, float]:
     """Return both as floats, or refuse them."""
     limits = (("max_norm", max_norm, 0.0), ("norm_type", norm_type, 1.0))
     for name, value, low in limits:
-        number = float(value) if isinstance(value, Real) else math.nan
+        number = float(value) if isinstance(value, (float, Real)) else math.nan
         if isinstance(value, bool) or not number >= low:
             raise ConfigError(
                 f"{name}={value!r} cannot be used to clip gradients. It must be a "

@@ -170,7 +170,7 @@ class Iteration:
             self._carry(used_scale)
         self.closed = set(touched)
         if touched:
-            self.settled = {key: self.steps.get(key, OpenStep()) for key in touched}
+            self.settled = {key: self.steps.get(key) or OpenStep() for key in touched}
             for key in touched:
                 # Only the reading is looked at later: let go of the gradients.
                 self.settled[key].gradients = None
