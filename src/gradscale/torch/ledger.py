@@ -163,19 +163,19 @@ def on_sheet(sheet: Tensor) -> tuple[Tensor, Tensor]:
     return sheet[:3], ring
 
 
-def updates_on(sheet: Tensor) -> int:
+def updates_at(address: int) -> int:
     """Return the updates of a sheet in host memory: a load, no operator runs."""
-    return ctypes.c_int64.from_address(sheet.data_ptr()).value
+    return ctypes.c_int64.from_address(address).value
 
 
-def loss_on(sheet: Tensor) -> float:
+def loss_at(address: int) -> float:
     """Return the loss of a sheet in host memory: a load, no operator runs."""
-    return ctypes.c_float.from_address(sheet.data_ptr() + (_HEAD - 1) * 8).value
+    return ctypes.c_float.from_address(address + (_HEAD - 1) * 8).value
 
 
-def row_on(sheet: Tensor, place: int) -> list[float]:
+def row_at(address: int, place: int) -> list[float]:
     """Return one row of a sheet in host memory: a load, no operator runs."""
-    begin = sheet.data_ptr() + _HEAD * 8 + place * ctypes.sizeof(_Row)
+    begin = address + _HEAD * 8 + place * ctypes.sizeof(_Row)
     return list(_Row.from_address(begin))
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradscale.torch.ledger import RING, Ledger, loss_on, row_on, updates_on
+from gradscale.torch.ledger import RING, Ledger, loss_at, row_at, updates_at
 
 # A guard acts on the facts of exactly this many updates ago, so that every rank and
 # every resumed run acts in the same call.
@@ -126,17 +126,21 @@ class Mailbox:
 
     def _read(self, slot: _Slot) -> list[LateRow]:
         # One copy where it is not on the host yet.
-        sheet = slot.sheet.cpu()
-        seen, updates = self._seen, updates_on(sheet)
+        sheet = slot.sheet.cpu() if slot.arrived is None else slot.sheet
+        address = sheet.data_ptr()
+        seen, updates = self._seen, updates_at(address)
         self._seen = updates
         if slot.void or updates <= seen:
             return []
         first = max(seen, updates - RING)
         self.lost += first - seen
-        late = [LateRow(s + 1, row_on(sheet, s % RING)) for s in range(first, updates)]
-        if slot.has_loss:
-            late[-1] = late[-1]._replace(loss=loss_on(sheet))
-        return late
+        early = [
+            LateRow(step + 1, row_at(address, step % RING))
+            for step in range(first, updates - 1)
+        ]
+        loss = loss_at(address) if slot.has_loss else None
+        last = row_at(address, (updates - 1) % RING)
+        return [*early, LateRow(updates, last, loss)]
 
 
 def _pinned_slot(like: Tensor) -> _Slot:

@@ -145,6 +145,23 @@ class Monitor:
         # At the end of the process the recorder closes its file itself.
         self._end.atexit = False
 
+    def put_off(self, late: list[LateRow]) -> bool:
+        """Put off a step in which nothing happened; return whether that was possible.
+
+        Most steps are such: several of them are judged in one go.
+
+        Args:
+            late: As for `see`.
+        """
+        busy = self._waiting or self._sample is not None or not self._judge.settled
+        if busy or len(late) != 1 or not is_calm(late[0].row):
+            return False
+        self._calm.append(late[0])
+        waited = time.monotonic() - self._calm_since
+        if waited >= CALM_SECONDS or len(self._calm) >= CALM_ROWS:
+            self._judge_calm()
+        return True
+
     def see(
         self, late: list[LateRow] | None, state: Callable[[], dict[str, Any]] | None
     ) -> None:
@@ -158,12 +175,6 @@ class Monitor:
             HopelessRun: No scale can help, and `guard` is "raise".
         """
         late = late or []
-        if len(late) == 1 and self._can_wait(late[0]):
-            self._calm.append(late[0])
-            now = time.monotonic()
-            if len(self._calm) >= CALM_ROWS or now - self._calm_since >= CALM_SECONDS:
-                self._judge_calm()
-            return
         if self._calm:
             self._judge_calm()
         for one in late:
@@ -193,11 +204,6 @@ class Monitor:
             self._recorder.close()
         self.hurry()
         self.armed.disarm()
-
-    def _can_wait(self, late: LateRow) -> bool:
-        """Return whether nothing happened that anybody waits for."""
-        busy = self._waiting or self._sample or not self._judge.settled
-        return not busy and is_calm(late.row)
 
     def _judge_calm(self) -> None:
         """Judge the rows in which nothing happened, all at once."""

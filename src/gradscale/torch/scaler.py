@@ -49,13 +49,7 @@ from gradscale.torch.iteration import Iteration, params_of, skip_of
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.late_backward import watch_backward
-from gradscale.torch.ledger import (
-    Account,
-    Ledger,
-    is_calm,
-    new_account,
-    new_ledger,
-)
+from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
 from gradscale.torch.mailbox import LateRow, Mailbox
 from gradscale.torch.meter import Meter
 from gradscale.torch.monitor import Monitor
@@ -644,7 +638,8 @@ class GradScaler(torch.amp.GradScaler):
         if (parts or idle) and host_may_act():
             self._monitor.look(ledger, self._iteration.settled)
             late = self._mailbox.exchange(ledger, has_loss=has_loss)
-            self._act_on_late_facts(late)
+            if not (late and self._monitor.put_off(late)):
+                self._act_on_late_facts(late)
 
     def _losses_are_known(self) -> bool:
         """Return whether this rank knows the losses of all that share its scale."""
@@ -676,8 +671,7 @@ class GradScaler(torch.amp.GradScaler):
             self._monitor.begin(self, self._mailbox, ledger)
             self._monitor.see(late, self.state_dict)
             for one in late or ():
-                if not is_calm(one.row):
-                    self._watchman.act(one.row, self._policy, lambda: self.last)
+                self._watchman.act(one.row, self._policy, lambda: self.last)
         except (ScaleCollapsed, HopelessRun) as error:
             if isinstance(error, ScaleCollapsed):
                 self._monitor.hurry(self.state_dict)
