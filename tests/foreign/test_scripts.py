@@ -38,6 +38,13 @@ TORCHRUN = (
     "--rdzv-endpoint",
     "localhost:0",
 )
+ACCELERATE_LAUNCH = (
+    "-m",
+    "accelerate.commands.launch",
+    *("--num_processes", "1", "--num_machines", "1", "--dynamo_backend", "no"),
+    *("--mixed_precision", "fp16" if CUDA else "no"),
+    *(() if CUDA else ("--cpu",)),
+)
 
 
 def needs(library):
@@ -95,6 +102,12 @@ def unchanged(alone, run):
             [HERE / "accelerate_loop.py"],
             50,
             id="accelerate",
+            marks=needs("accelerate"),
+        ),
+        pytest.param(
+            [*ACCELERATE_LAUNCH, HERE / "accelerate_loop.py"],
+            50,
+            id="accelerate launch",
             marks=needs("accelerate"),
         ),
         pytest.param(
