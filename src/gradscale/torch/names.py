@@ -15,13 +15,17 @@ def names_of(params: Sequence[Tensor], sources: Iterable[Any] = ()) -> list[str]
         sources: Modules and optimizers to look in, in this order; None is passed over.
     """
     known: dict[int, str] = {}
+    wanted = list(map(id, params))
     for source in sources:
+        if known.keys() >= set(wanted):
+            break
         if isinstance(source, torch.nn.Module):
             for name, param in source.named_parameters():
                 known.setdefault(id(param), name)
         elif source is not None:
             _name_by_place(known, source.param_groups)
-    return [known.get(id(param), _described(param)) for param in params]
+    pairs = zip(wanted, params, strict=True)
+    return [known[key] if key in known else _described(p) for key, p in pairs]
 
 
 def _name_by_place(known: dict[int, str], groups: Sequence[dict[str, Any]]) -> None:
