@@ -9,6 +9,9 @@ import time
 
 import pytest
 
+from gradscale.cli.run import Seen, closing_line
+from gradscale.runfile import RunWriter
+
 # What a script can see of the way it was started.
 SEEN = """\
 import os, sys
@@ -181,6 +184,29 @@ def test_a_script_that_is_not_there_is_named(tmp_path):
     assert run.returncode == 2
     shown = re.sub(r"[\s│]+", " ", run.stderr)
     assert "There is no script and no command trian.py" in shown
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([(True, "GS000")], "1 step recorded"),
+        ([(True, "GS203"), (False, "GS203")], "2 steps, 1 skipped, recorded"),
+        ([(False, "GS103")] * 3, "3 steps, 3 without gradients, recorded"),
+        (
+            [(False, "GS103"), (False, "GS201"), (True, "GS000")],
+            "3 steps, 1 skipped, 1 without gradients, recorded",
+        ),
+    ],
+)
+def test_the_closing_line_counts_what_was_asked_for_and_not_taken(
+    tmp_path, steps, said
+):
+    path = str(tmp_path / "run.gs")
+    with RunWriter(path) as writer:
+        for step, (applied, code) in enumerate(steps, start=1):
+            writer.step(step, 1.0, applied, code)
+    line = closing_line(Seen([path], 1, 1, ""))
+    assert line.startswith(f"gradscale: {said} in {path}. ")
 
 
 def test_the_help_teaches_by_example(tmp_path):

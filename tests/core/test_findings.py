@@ -34,7 +34,7 @@ def test_what_is_not_has_what_where_since_cost_advice_and_the_command():
         "GS208 step 10: it happened\n"
         "  where  decoder.3.wo.weight\n"
         "  since  step 4\n"
-        "  seen   loss finite yes, bits 8.25\n"
+        "  seen   the loss was finite; bits 8.25\n"
         "  cost   6 batches lost\n"
         "  try 1  First.\n"
         "  try 2  Then.\n"
@@ -55,6 +55,17 @@ def test_what_is_not_has_what_where_since_cost_advice_and_the_command():
 )
 def test_where_nothing_is_named_a_place_to_look_is(code, place):
     assert f"  where  {place}\n" in finding(code).text()
+
+
+@pytest.mark.parametrize(
+    ("seen", "place"),
+    [
+        ({"culprits": 4, "tensors": 4}, "4 of 4 tensors"),
+        ({"place_tensor": "input"}, "the batch"),
+    ],
+)
+def test_where_no_tensor_is_the_place_what_is_known_is(seen, place):
+    assert f"  where  {place}\n" in finding("GS203", evidence=seen).text()
 
 
 def test_json_has_six_keys_and_survives_a_round_trip():
@@ -85,6 +96,18 @@ def test_a_run_is_summed_up_in_a_word_and_an_exit_code(findings, health, exit_co
 
 def test_what_is_hopeless_comes_first():
     severe, mild = finding("GS202", hopeless=True), finding("GS203")
+    assert by_severity([mild, severe]) == [severe, mild]
+
+
+def test_a_loss_comes_before_the_collapse_that_it_has_caused():
+    severe = finding("GS202", hopeless=True, evidence={"loss_finite": False})
+    mild, other = finding("GS203"), finding("GS210")
+    assert by_severity([other, severe, mild]) == [mild, severe, other]
+
+
+def test_a_loss_comes_after_a_collapse_under_a_finite_loss():
+    severe = finding("GS202", hopeless=True, evidence={"loss_finite": True})
+    mild = finding("GS203")
     assert by_severity([mild, severe]) == [severe, mild]
 
 

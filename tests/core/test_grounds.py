@@ -39,10 +39,46 @@ def test_a_loss_is_called_by_its_name(loss, word):
     assert seen["loss"] == word
 
 
+@pytest.mark.parametrize("over", [False, True])
+@pytest.mark.parametrize(
+    ("loss", "word"), [(math.nan, "nan"), (math.inf, "inf"), (None, "not finite")]
+)
+def test_a_loss_is_called_by_its_name_after_it_as_well(loss, word, over):
+    judge = Judge()
+    records = [*[GOOD] * 20, LOST._replace(loss=loss), *[GOOD] * over]
+    found = [finding for record in records for finding in judge.see(record).findings]
+    (finding,) = [*found, *judge.end()]
+    assert (finding.evidence["loss"], finding.evidence["over"]) == (word, over)
+    assert f"the loss is {word}" in finding.what
+
+
 @pytest.mark.parametrize("before", [0, 20])
 def test_a_loss_was_finite_before_or_never(before):
     seen = evidence("GS203", [GOOD] * before + [LOST] * 10)
     assert seen["finite_before"] == (before > 0)
+
+
+def test_a_loss_was_finite_before_though_no_scale_fitted_yet():
+    assert evidence("GS203", [BAD, BAD] + [LOST] * 10)["finite_before"]
+
+
+@pytest.mark.parametrize(
+    ("taken", "cost"),
+    [
+        (0, "7 batches lost; running statistics may have taken it in"),
+        (
+            3,
+            "4 batches lost; running statistics may have taken it in; 3 of 7 steps "
+            "were taken",
+        ),
+        (7, "the value of the loss is of no use; the steps were taken"),
+    ],
+)
+def test_a_loss_costs_the_batches_whose_steps_were_not_taken(taken, cost):
+    useless = GOOD._replace(loss_finite=False)
+    losses = [useless] * taken + [LOST] * (7 - taken)
+    finding = found("GS203", [*[GOOD] * 20, *losses, GOOD])
+    assert (finding.cost, finding.evidence["applied"]) == (cost, taken)
 
 
 def test_a_loss_says_what_the_scale_did_meanwhile():
@@ -98,6 +134,48 @@ def test_a_collapse_began_where_the_scale_left_its_place():
 def test_a_collapse_that_came_at_once_began_with_its_first_skip():
     floor = [BAD._replace(scale=2.0**-24, floor_steps=steps) for steps in (1, 2, 3)]
     assert found("GS202", [GOOD] * 20 + floor).since == 21
+
+
+def test_a_loss_that_soared_says_from_where_and_to_where():
+    losses = [8.0, 6.0, 300.0, 6795.0, 1625.0]
+    records = [GOOD._replace(loss=loss) for loss in losses] + [LOST] * 10
+    seen = evidence("GS203", records)
+    assert (seen["loss_start"], seen["loss_last"]) == (8.0, 1625.0)
+    assert "usual_before" not in seen
+
+
+def test_a_loss_that_rose_says_where_it_began():
+    records = [GOOD._replace(loss=loss) for loss in [9.0, *[2.0] * 60, *[6.0] * 40]]
+    assert evidence("GS203", records + [LOST] * 10)["loss_start"] == 9.0
+
+
+@pytest.mark.parametrize(("culprits", "where"), [(2, "a"), (3, "a"), (4, ""), (5, "")])
+def test_where_most_tensors_are_hit_the_first_is_no_place(culprits, where):
+    fixed = [BAD] * 10
+    finding = found("GS205", fixed, tuple("abcde"[:culprits]), tensors=5)
+    assert (finding.where, finding.evidence["culprit"]) == (where, "a")
+
+
+def test_where_the_number_of_tensors_is_not_known_the_first_is_the_place():
+    assert found("GS205", [BAD] * 10, ("a", "b")).where == "a"
+
+
+def test_a_collapse_under_a_bad_loss_is_in_no_tensor():
+    floor = [LOST._replace(scale=2.0**-24, floor_steps=steps) for steps in (1, 2, 3)]
+    finding = found("GS202", [GOOD] * 20 + floor, ("a",), tensors=9)
+    assert (finding.where, finding.evidence["culprit"]) == ("", "a")
+    assert "  where  the forward pass\n" in finding.text()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "word"), [("nnn", "NaN"), ("ini", "NaN or infinite"), ("iii", "infinite")]
+)
+def test_a_collapse_says_what_gradients_were(kinds, word):
+    floor = [
+        BAD._replace(floor_steps=steps, nan=kind == "n")
+        for steps, kind in enumerate(kinds, start=1)
+    ]
+    assert f"gradients were {word} there" in found("GS202", floor).what
 
 
 def test_a_loss_that_followed_a_fall_says_when_all_was_usual():

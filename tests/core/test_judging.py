@@ -7,28 +7,12 @@ import pytest
 from gradscale import StepRecord, Verdict
 from gradscale.core.judging import Judge
 from tests.core.histories import dynamic, healthy
+from tests.core.judged import codes, falling, findings_of, renumbered, verdicts_of
 from tests.core.sick_runs import BAD, GOOD, PATTERNS
 
 each_pattern = pytest.mark.parametrize(
     "pattern", PATTERNS, ids=lambda pattern: pattern.records.__name__
 )
-
-
-def findings_of(records, judge=None, culprits=()):
-    judge = judge or Judge()
-    found = []
-    for record in records:
-        names = () if record.finite else culprits
-        found.extend(judge.see(record, names).findings)
-    return [*found, *judge.end()]
-
-
-def codes(findings):
-    return tuple(finding.code for finding in findings)
-
-
-def renumbered(records):
-    return [record._replace(step=step) for step, record in enumerate(records, 1)]
 
 
 @each_pattern
@@ -84,11 +68,6 @@ def test_overflows_among_the_first_finite_steps_still_belong_to_the_start():
     assert finding.text() == "GS001 calibrated: S 2^17 -> 2^15 after 2 skips (normal)"
 
 
-def verdicts_of(records):
-    judge = Judge()
-    return [judge.see(record).verdict for record in records]
-
-
 def test_skips_before_the_run_has_settled_are_calibration():
     safe = [30.0, 14.5, 30.0, 14.5, *[15.5] * 20]
     seen = verdicts_of(dynamic(safe, init=17))
@@ -109,65 +88,6 @@ def test_probing_stays_probing():
     assert [v for v in seen if v is not Verdict.OK] == [Verdict.PROBING] * 2
 
 
-def falling(bits, nan, first=17.0):
-    """Return 50 finite steps and a fall by so many bits at which nothing fits."""
-    safe = [first] * 50 + [-math.inf] * (bits + 1)
-    return [r._replace(nan=nan and not r.finite) for r in dynamic(safe)]
-
-
-@pytest.mark.parametrize(("bits", "nan"), [(8, True), (10, False)])
-def test_gradients_that_are_bad_however_far_the_scale_falls_are_genuine(bits, nan):
-    *before, last = verdicts_of(falling(bits, nan))
-    assert last is Verdict.GENUINE
-    assert Verdict.GENUINE not in before
-
-
-def test_one_infinity_without_a_nan_asks_for_more_bits():
-    records = falling(8, nan=True)
-    records[-1] = records[-1]._replace(nan=False)
-    assert verdicts_of(records)[-1] is Verdict.OVERFLOW
-
-
-def test_eight_bits_in_three_steps_are_not_enough():
-    fall = [BAD._replace(scale=2.0 ** (16 - 4 * i), nan=True) for i in range(4)]
-    seen = verdicts_of(renumbered([GOOD] * 50 + fall))
-    assert Verdict.GENUINE not in seen
-
-
-def test_a_search_for_the_first_scale_may_meet_nan_all_the_way_down_to_2():
-    safe = [1.0] * 100
-    records = (r._replace(nan=not r.finite) for r in dynamic(safe, init=32))
-    assert codes(findings_of(records)) == ("GS001",)
-
-
-def test_a_search_for_the_first_scale_may_meet_infinity_below_1():
-    assert codes(findings_of(dynamic([-8.0] * 100, init=16))) == ("GS001",)
-
-
-def test_a_search_that_meets_infinity_far_below_1_is_hopeless():
-    assert codes(findings_of(dynamic([-9.0] * 20 + [-math.inf] * 6))) == ("GS208",)
-
-
-def test_a_resumed_run_that_fits_nowhere_is_found_too():
-    records = dynamic([-math.inf] * 11, first=900)
-    assert codes(findings_of(records)) == ("GS208",)
-
-
-def test_a_loss_that_is_not_finite_breaks_the_evidence_for_genuine():
-    records = falling(10, nan=True)
-    records[-4] = records[-4]._replace(loss_finite=False)
-    assert codes(findings_of(records)) == ("GS203",)
-
-
-def test_a_scaled_loss_that_overflows_is_no_evidence_for_genuine():
-    fall = [
-        BAD._replace(scale=2.0 ** (16 - bits), scaled_loss_finite=False, nan=True)
-        for bits in range(14)
-    ]
-    last = BAD._replace(scale=4.0, nan=True)
-    assert codes(findings_of(renumbered([*[GOOD] * 50, *fall, last]))) == ("GS206",)
-
-
 def test_trouble_is_told_once_down_to_the_floor():
     records = dynamic([17.0] * 100 + [-math.inf] * 100)
     assert codes(findings_of(records)) == ("GS208",)
@@ -183,6 +103,48 @@ def test_trouble_that_returns_at_once_is_the_same_trouble():
     lost = BAD._replace(loss_finite=False)
     records = renumbered([*[lost] * 12, *[GOOD] * 9, *[lost] * 12])
     assert codes(findings_of(records)) == ("GS203",)
+
+
+def test_losses_under_which_steps_are_taken_are_never_hopeless():
+    useless = GOOD._replace(loss_finite=False)
+    (finding,) = findings_of(renumbered([*[GOOD] * 20, *[useless] * 200]))
+    assert (finding.code, finding.step, finding.hopeless) == ("GS203", 28, False)
+
+
+def test_skips_among_losses_under_which_steps_are_taken_are_not_added_up():
+    useless = GOOD._replace(loss_finite=False)
+    lost = BAD._replace(loss_finite=False)
+    records = renumbered([*[GOOD] * 20, *([lost] * 7 + [useless]) * 9])
+    assert [f.hopeless for f in findings_of(records)] == [False]
+
+
+def test_losses_under_which_steps_are_taken_no_more_become_hopeless():
+    useless = GOOD._replace(loss_finite=False)
+    lost = BAD._replace(loss_finite=False)
+    records = renumbered([*[GOOD] * 20, *[useless] * 9, *[lost] * 8])
+    said = [(f.step, f.hopeless, f.evidence["times"]) for f in findings_of(records)]
+    assert said == [(28, False, 1), (37, True, 1)]
+
+
+def test_losses_that_are_said_to_be_of_no_use_are_not_said_to_be_over():
+    useless = GOOD._replace(loss_finite=False)
+    records = renumbered([*[GOOD] * 20, *[useless] * 9, *[GOOD] * 20])
+    assert [f.step for f in findings_of(records)] == [28]
+
+
+def test_losses_of_no_use_are_told_at_the_1st_2nd_and_4th_time():
+    useless = GOOD._replace(loss_finite=False)
+    records = renumbered([*[GOOD] * 12, *[useless] * 8] * 5)
+    assert [f.evidence["times"] for f in findings_of(records)] == [1, 2, 4]
+
+
+def test_a_run_was_well_when_ten_steps_in_a_row_were_finite():
+    judge = Judge()
+    records = [*[BAD] * 5, *[GOOD] * 9, BAD, *[GOOD] * 12, *[BAD] * 3]
+    findings_of(renumbered(records[:15]), judge)
+    assert judge.well_at == 0
+    findings_of(renumbered(records)[15:], judge)
+    assert judge.well_at == 27
 
 
 def test_poisoned_batches_are_told_at_the_1st_2nd_4th_and_8th_time():
@@ -268,13 +230,13 @@ def test_the_first_culprit_is_where():
 def test_a_collapse_prints_what_where_since_cost_advice_and_the_command():
     (finding,) = findings_of(falling(8, nan=True), Judge(tensors=211), ("a.weight",))
     assert finding.text() == (
-        "GS208 step 59: gradients are NaN or infinite at any scale: S 2^16 -> 2^8, 9 "
-        "of 9 steps skipped\n"
+        "GS208 step 59: gradients are NaN at any scale: S 2^16 -> 2^8, 9 of 9 steps "
+        "skipped\n"
         "  where  a.weight\n"
         "  since  step 51\n"
-        "  seen   nan yes, loss finite yes, steps 9, scale from 2^16, scale 2^8, bits "
-        "8, culprit a.weight, culprits 1, tensors 211\n"
-        "  cost   no step is taken; 9 batches lost\n"
+        "  seen   NaN among the gradients; the loss was finite; 9 steps in a row; S "
+        "fell by 8 bits from 2^16 to 2^8; 1 of 211 tensors not finite, first a.weight\n"
+        "  cost   no step was taken; 9 batches lost\n"
         "  try 1  The fault is local, 1 of 211 tensors, first a.weight: run its module "
         "in float32: torch.autocast(device, enabled=False).\n"
         "  try 2  NaN under a finite loss is a derivative that is not defined: a root, "

@@ -137,11 +137,24 @@ def contradictions(finding, record):
         "a learning rate without growth": (
             "learning rate" not in advice
             or "loss_low" in seen
+            or "loss_last" in seen
             or seen.get("gradients_grown_bits", 0.0) >= 3.0
             or finding.code == "GS207"
         ),
         "a rise that is none": (
-            "The loss rose" not in advice or seen["loss_mean"] > seen["loss_low"]
+            "The loss rose" not in advice
+            or seen.get("loss_mean", math.inf) > seen.get("loss_low", 0.0)
+        ),
+        "a rise at once that is none": (
+            "loss_last" not in seen or seen["loss_last"] >= 16.0 * seen["loss_start"]
+        ),
+        "a loss as lost as it was taken": (
+            finding.code != "GS203" or 0 <= seen["applied"] <= seen["steps"]
+        ),
+        "a run lost whose steps were taken": (
+            finding.code != "GS203"
+            or not finding.hopeless
+            or seen["steps"] - seen["applied"] >= 8
         ),
         "NaN that was not seen": "NaN under" not in advice or seen["nan"],
         "infinity where NaN was": "no NaN" not in advice or not seen["nan"],
@@ -202,12 +215,16 @@ def test_a_contradiction_is_noticed():
 
 def test_advice_has_only_full_sentences_and_known_words():
     texts = [advice.text for code in ADVICE for advice in ADVICE[code]]
-    assert [text for text in texts if not text.endswith(".")] == []
+    # The safe form of a pattern is a sentence of its own.
+    whole = (".", "{place_instead}")
+    assert [text for text in texts if not text.endswith(whole)] == []
     names = {
         name for text in texts for _, name, _, _ in string.Formatter().parse(text)
     } - {None}
     assert names <= {
         *("bits", "culprit", "culprits", "fits", "gradients_grown_bits"),
         *("headroom_bits", "loss", "loss_low", "loss_mean", "of", "room", "scale"),
-        *("scale_from", "since", "tensors", "usual_before"),
+        *("scale_from", "since", "tensors", "usual_before", "applied", "steps"),
+        *("loss_start", "loss_last", "place", "place_at", "place_step"),
+        "place_instead",
     }

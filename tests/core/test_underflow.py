@@ -11,11 +11,9 @@ from gradscale.core.underflow import (
     fate,
     histogram_of,
     largest_scale,
-    lost_share,
     pooled,
     shift_between,
     smallest_scale,
-    suspected,
 )
 from gradscale.errors import ConfigError
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
@@ -182,31 +180,6 @@ def test_a_largest_scale_that_is_not_known_is_none(seen):
 
 def test_nothing_but_zeros_has_no_smallest_scale():
     assert smallest_scale(octaves({}, zeros=5)) is None
-
-
-def test_zeros_beside_the_smallest_float16_are_suspected():
-    assert suspected(octaves({-24: 21, 0: 5}, zeros=400)) == 10
-    assert suspected(octaves({-24: 21, 0: 5}, zeros=4)) == 4
-    assert suspected(octaves({-23: 21, 0: 5}, zeros=4)) == 0
-
-
-@pytest.mark.parametrize("smaller", [{"deep": 1}, {"counts": {-24: 20, -25: 1}}])
-def test_zeros_beside_smaller_elements_than_float16_has_are_not_suspected(smaller):
-    assert suspected(octaves(**{"counts": {-24: 20}, "zeros": 9, **smaller})) == 0
-
-
-@pytest.mark.parametrize(
-    ("seen", "share"),
-    [
-        (octaves({}), 0.0),
-        (octaves({-26: 30, 0: 70}, zeros=50), 0.3),
-        (octaves({-24: 20, 0: 70}, zeros=50), 0.1),
-        (octaves({-24: 20, 0: 70}, zeros=50, nonfinite=9), 0.1),
-    ],
-    ids=["nothing", "told", "suspected", "not finite"],
-)
-def test_the_share_that_is_lost_has_what_is_told_and_what_is_suspected(seen, share):
-    assert lost_share(seen) == share
 
 
 def test_a_histogram_counts_by_exponent():

@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from gradscale import StepRecord
 from gradscale.core.judging import Judge
-from gradscale.runfile import BINS, RunWriter, TensorSample
+from gradscale.core.summary import folded, mended
+from gradscale.diagnosis import Diagnosis, diagnose_run
+from gradscale.runfile import BINS, RunWriter, TensorSample, open_run
 from tests.core import histories
 
 SICK = ("decoder.3.ffn.o.weight", "decoder.3.ffn.i.weight")
@@ -23,7 +25,7 @@ TENSORS = [f"decoder.{layer}.ffn.{part}.weight" for layer in range(4) for part i
 
 
 def write(path, records: Iterable[StepRecord], *, culprits=None, **meta):
-    """Write a run as a live judge sees it; return what that judge said.
+    """Write a run as a live judge sees it; return what that judge said in all.
 
     Args:
         path: The file.
@@ -55,7 +57,7 @@ def write(path, records: Iterable[StepRecord], *, culprits=None, **meta):
             for finding in said:
                 data = finding.as_dict()
                 writer.event(finding.code, step=record.step, data=data)
-    return found + list(judge.end())
+    return folded(mended([*found, *judge.end()], judge.well_at))
 
 
 def falling_loss(steps: int, seed: int = 0) -> list[float]:
@@ -153,3 +155,15 @@ def write_sampled(
 def sick_tensors(record: StepRecord) -> tuple[str, ...]:
     """Return who is not finite in a step that is not."""
     return () if record.finite else SICK
+
+
+def facts(**given) -> StepRecord:
+    """Return the record of a step deep in a run."""
+    record = StepRecord(step=0, scale=1024.0, applied=False, finite=False, amax=1e3)
+    return record._replace(**given)
+
+
+def diagnosed(path, **options) -> Diagnosis:
+    """Return what a run file tells."""
+    with open_run(path) as run:
+        return diagnose_run(run, **options)

@@ -4,19 +4,13 @@ import math
 
 import pytest
 
-from gradscale import StepRecord
 from gradscale.core.findings import Health, by_severity
 from gradscale.core.verdicts import Verdict
 from gradscale.diagnosis import diagnose_run
 from gradscale.runfile import RunWriter, open_run
 from tests.core import histories
 from tests.diagnosis import runs
-
-
-def diagnosed(path, **options):
-    with open_run(path) as run:
-        return diagnose_run(run, **options)
-
+from tests.diagnosis.runs import diagnosed, facts
 
 HISTORIES = {
     "healthy": runs.healthy,
@@ -47,12 +41,6 @@ def test_a_file_gives_the_findings_of_the_live_run(tmp_path, name):
 
 def _floor(name):
     return 2.0**-13 if name == "opt_175b" else 2.0**-24
-
-
-def facts(**given):
-    """Return the record of a step deep in a run."""
-    record = StepRecord(step=0, scale=1024.0, applied=False, finite=False, amax=1e3)
-    return record._replace(**given)
 
 
 STRANGE = {
@@ -190,44 +178,6 @@ def test_a_long_list_of_culprits_keeps_its_length(tmp_path):
                 writer.event("GS201", step=step, where="a.weight", data=data)
     [finding] = diagnosed(tmp_path / "run.gs").findings
     assert finding.evidence["culprits"] == 40
-
-
-PLACE = {
-    "found": True,
-    "direction": "backward",
-    "module": "decoder.3.ffn",
-    "module_class": "FeedForward",
-    "operation": "log",
-    "tensor": "grad_input",
-    "kind": "inf",
-    "count": 3,
-    "elements": 4096,
-    "pattern": {"name": "x", "what": "y", "instead": "Use log_softmax."},
-}
-
-
-def placed(path, step, **changed):
-    """Write a run of NaN gradients from 100 on, in which an instrument saw a place."""
-    runs.write(path, runs.nan_gradients(), culprits=runs.sick_tensors)
-    with RunWriter(path, resume=True) as writer:
-        writer.event("GS201", step=step, data={**PLACE, **changed})
-    return diagnosed(path).findings[0]
-
-
-def test_where_is_the_module_that_an_instrument_named(tmp_path):
-    finding = placed(tmp_path / "run.gs", 104)
-    assert finding.where == "decoder.3.ffn"
-    said = "backward of decoder.3.ffn (FeedForward), log, grad_input: 3 of 4,096 inf"
-    assert finding.evidence["place"] == said
-    assert finding.advice[0] == "Use log_softmax."
-
-
-def test_a_place_from_before_the_trouble_is_not_named(tmp_path):
-    assert placed(tmp_path / "run.gs", 99).where == runs.SICK[0]
-
-
-def test_a_replay_that_found_nothing_names_no_place(tmp_path):
-    assert placed(tmp_path / "run.gs", 104, found=False).where == runs.SICK[0]
 
 
 def test_a_message_that_the_steps_do_not_tell_is_a_finding(tmp_path):

@@ -49,6 +49,13 @@ def test_underflow_and_idle_steps_are_no_skips():
     assert timeline_of((4, idle), (4, lost), (4, SKIP)).skips(1, 3) == 1
 
 
+def test_a_step_that_was_taken_is_no_skip_whatever_its_verdict():
+    timeline = Timeline()
+    for step, skipped in enumerate((False, True, False), start=1):
+        timeline.note(step, 4.0, LOSS, skipped)
+    assert (timeline.skips(1, 3), timeline.skips(1, 1)) == (1, 0)
+
+
 def test_a_run_without_trouble_is_one_phase():
     steps = [(4, OK)] * 20 + [(4, SKIP)] + [(3, OK)] * 20
     assert named(timeline_of(*steps)) == [("steady", 1, 41)]
@@ -63,6 +70,62 @@ def test_trouble_is_a_phase_between_two_steady_ones():
     ]
 
 
+def test_a_scale_that_falls_is_not_steady():
+    steps = [(14, OK)] * 20
+    for log2 in (14, 13, 12, 11, 10):
+        steps += [(log2, SKIP)] + [(log2 - 1, OK)] * 5
+    steps += [(9, OK)] * 20
+    steady, falling, after = phases_of(timeline_of(*steps))
+    assert (steady.name, steady.last) == ("steady", 20)
+    assert (falling.name, falling.first, falling.last) == ("falling", 21, 46)
+    assert (falling.skipped, falling.scale_from, falling.scale_to) == (5, 2**14, 2**9)
+    assert (after.name, after.scale_from) == ("steady", 2**9)
+
+
+def test_swings_of_three_bits_are_steady():
+    steps = ([(14, OK)] * 5 + [(13, OK)] * 5 + [(11, OK)] * 5) * 3
+    assert named(timeline_of(*steps)) == [("steady", 1, 45)]
+
+
+def test_a_fall_is_over_once_the_scale_has_risen_again():
+    fall = [(14, OK)] * 5 + [(12, OK)] * 5 + [(10, OK)] * 5
+    steps = fall + [(11, OK)] * 5 + [(12, OK)] * 5 + [(14, OK)] * 5
+    assert named(timeline_of(*steps)) == [
+        ("steady", 1, 4),
+        ("falling", 5, 11),
+        ("steady", 12, 30),
+    ]
+
+
+def test_one_raise_on_the_way_down_does_not_end_a_fall():
+    steps = [(14, OK)] * 5 + [(10, OK)] * 5 + [(11, OK)] * 5 + [(7, OK)] * 5
+    assert named(timeline_of(*steps)) == [
+        ("steady", 1, 4),
+        ("falling", 5, 16),
+        ("steady", 17, 20),
+    ]
+
+
+def test_each_fall_is_a_phase():
+    fall = [(14, OK)] * 5 + [(10, OK)] * 5
+    names = [name for name, _, _ in named(timeline_of(*fall, *fall))]
+    assert names == ["steady", "falling", "steady", "falling", "steady"]
+
+
+def test_a_fall_within_trouble_belongs_to_it():
+    steps = [(14, OK)] * 5 + [(14 - n, LOSS) for n in range(8)]
+    assert named(timeline_of(*steps)) == [
+        ("steady", 1, 5),
+        ("forward_nonfinite", 6, 13),
+    ]
+
+
+def test_samples_that_lose_too_much_are_one_phase():
+    lost = {1, 2, 4, 8, 16, 32, 64, 100, 200, 300}
+    steps = [(0, Verdict.UNDERFLOW if n in lost else OK) for n in range(1, 351)]
+    assert named(timeline_of(*steps)) == [("underflow", 1, 300), ("steady", 301, 350)]
+
+
 def test_two_bad_steps_are_no_phase():
     steps = [(4, OK)] * 20 + [(4, LOSS)] * 2 + [(4, OK)] * 20
     assert named(timeline_of(*steps)) == [("steady", 1, 42)]
@@ -71,6 +134,11 @@ def test_two_bad_steps_are_no_phase():
 def test_one_step_of_calibration_is_a_phase():
     steps = [(4, Verdict.CALIBRATING)] + [(3, OK)] * 20
     assert named(timeline_of(*steps)) == [("calibrating", 1, 1), ("steady", 2, 21)]
+
+
+def test_calibration_begins_with_the_run():
+    steps = [(4, OK)] * 3 + [(4, Verdict.CALIBRATING)] + [(3, OK)] * 20
+    assert named(timeline_of(*steps)) == [("calibrating", 1, 4), ("steady", 5, 24)]
 
 
 def test_one_step_of_collapse_is_a_phase():

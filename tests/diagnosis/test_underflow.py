@@ -74,6 +74,73 @@ def test_the_tensor_that_loses_most_comes_first(tmp_path):
     assert table.whole.lost == 6 / 30
 
 
+SINKING = sample({-24: 300, -23: 200, -22: 100, 0: 1}, zeros=300)
+
+
+def test_a_tensor_of_zeros_comes_before_the_one_that_loses_most(tmp_path):
+    seen = {"half": sample({0: 5}, below=5), "first": sample({}, zeros=20)}
+    table = written(tmp_path / "run.gs", seen)
+    assert [lost.tensor for lost in table.tensors] == ["first", "half"]
+    # Nothing else sinks, so its zeros are true.
+    assert (table.tensors[0].empty, table.tensors[0].lost) == (True, 0.0)
+
+
+def test_zeros_that_backward_seems_to_have_flushed_are_lost(tmp_path):
+    table = written(tmp_path / "run.gs", {"w": SINKING})
+    assert (table.whole.flushed, table.whole.lost) == (300 / 901, 300 / 901)
+    assert table.whole.at[8] == 0.0
+
+
+def test_they_stay_lost_at_a_lower_scale(tmp_path):
+    at = written(tmp_path / "run.gs", {"w": SINKING}).whole.at
+    assert (at[-4], at[-8]) == (900 / 901, 900 / 901)
+
+
+def test_zeros_that_are_true_are_not_lost(tmp_path):
+    seen = {"w": sample({-2: 300, 0: 200}, zeros=4000)}
+    table = written(tmp_path / "run.gs", seen)
+    assert (table.whole.flushed, table.whole.lost, table.whole.at[8]) == (0.0, 0.0, 0.0)
+    assert table.advice == ("S = 2^0 loses no element, and up to 2^15 none overflows")
+
+
+def test_what_appears_of_a_tensor_of_zeros_at_a_higher_scale_is_not_told(tmp_path):
+    table = written(tmp_path / "run.gs", {"w": SINKING, "first": sample({}, zeros=99)})
+    first, other = table.tensors
+    assert (first.tensor, first.lost, first.at) == ("first", 1.0, {-8: 1.0, -4: 1.0})
+    assert set(other.at) == {-8, -4, 4, 8}
+    assert set(table.whole.at) == {-8, -4}
+    assert table.whole.lost == 399 / 1000
+    assert table.advice == (
+        "about 40 % of the elements are lost at S = 2^0: raise it to 2^13; what "
+        "appears there of the tensors of zeros shows only then"
+    )
+
+
+def test_a_scale_that_cannot_be_raised_is_not_to_be(tmp_path):
+    seen = {"w": sample({0: 50, 13: 1}, below=49)}
+    assert written(tmp_path / "run.gs", seen).advice == (
+        "about 49 % of the elements are lost at S = 2^0, and a higher scale would "
+        "overflow: keep the layers with the largest gradients in float32, or train in "
+        "bfloat16"
+    )
+
+
+def test_zeros_throughout_tell_nothing(tmp_path):
+    table = written(tmp_path / "run.gs", {"w": sample({}, zeros=9)})
+    assert table.advice == "S = 2^0: every element is 0, which tells nothing"
+
+
+def test_layers_that_get_only_zeros_are_found(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        for step in range(1, 201):
+            writer.step(step, 1.0, True, "GS000", amax=1.0)
+            if step % 100 == 0:
+                seen = {"w": SINKING, "first": sample({}, zeros=99)}
+                writer.samples(step, seen)
+    [finding] = diagnosed(tmp_path / "run.gs").findings
+    assert (finding.code, finding.since, finding.step) == ("GS209", 100, 200)
+
+
 def test_gradients_of_activations_are_not_added(tmp_path):
     seen = {"w": sample({0: 9}), "block (output)": sample({0: 9}, below=90)}
     table = written(tmp_path / "run.gs", seen)
@@ -104,7 +171,10 @@ def test_a_scale_of_1_that_loses_half_is_found(tmp_path):
     [finding] = diagnosis.findings
     assert (finding.code, finding.since, finding.step) == ("GS209", 100, 200)
     assert diagnosis.verdicts[Verdict.UNDERFLOW] == 4
-    assert diagnosis.underflow.advice.startswith("raise S to 2^")
+    assert diagnosis.underflow.advice == (
+        "about 56 % of the elements are lost at S = 2^0: raise it to 2^22, where it "
+        "would be about 2.0 %"
+    )
 
 
 @pytest.mark.parametrize("scale", [2.0**12, 2.0**16])

@@ -5,7 +5,7 @@ import pytest
 from gradscale.core.verdicts import Verdict
 from gradscale.diagnosis import diagnose_run
 from gradscale.report.run_figures import PIECES, run_figure
-from gradscale.runfile import RunWriter, open_run
+from gradscale.runfile import RunWriter, TensorSample, open_run
 from tests.diagnosis import runs
 
 
@@ -106,3 +106,36 @@ def test_a_run_without_a_step_has_a_figure(tmp_path):
         spec = run_figure(diagnose_run(run)).to_dict()
     [panel] = spec["vconcat"]
     assert panel["title"]["text"] == "The run has no step yet"
+
+
+def test_zeros_that_were_probably_flushed_stand_out(tmp_path):
+    bins = [300, 200, 100, *[0] * 21, 1, *[0] * 15]
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1.0, True, "GS000", amax=1.0)
+        writer.samples(1, {"w": TensorSample(901, 300, 600, bins)})
+    spec, [_, panel] = drawn(tmp_path / "run.gs")
+    zeros = [row for row in rows(panel, "rect") if row.get("from") == -31.5]
+    assert [(row["kind"], row["share"]) for row in zeros] == [
+        ("exactly 0", 300 / 901),
+        ("below float16", 300 / 901),
+    ]
+    assert "probably flushed" in [row["text"] for row in rows(panel, "text")]
+    assert "about 33 % of the elements lost" in spec["vconcat"][1]["title"]["text"]
+
+
+def test_a_scale_that_falls_is_shaded(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        for step in range(1, 31):
+            writer.step(step, 2.0 ** (20 - step // 5), True, "GS000")
+    _, [panel] = drawn(tmp_path / "run.gs")
+    [shade] = rows(panel, "rect")
+    assert (shade["first"], shade["last"]) == (4, 31)
+
+
+def test_a_title_that_is_too_long_loses_what_is_said_last(tmp_path):
+    what = f"the loss is nan{' again' * 9}; said from step 3 to step 999"
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1.0, True, "GS000")
+        writer.event("GS104", step=1, data={"what": what})
+    spec, _ = drawn(tmp_path / "run.gs")
+    assert spec["title"]["text"] == f"GS104 the loss is nan{' again' * 9}"

@@ -12,7 +12,7 @@ from gradscale.diagnosis.following import Follower
 from gradscale.diagnosis.timeline import Timeline
 from gradscale.report.chart import mark_legend, scale_chart
 from gradscale.report.looks import LOOKS
-from gradscale.report.run_screen import facts, run_screen
+from gradscale.report.run_screen import facts, headline, run_screen
 from gradscale.report.tail_screen import tail_screen, vitals
 from gradscale.runfile import RunWriter, open_run
 from tests.diagnosis import runs
@@ -158,7 +158,39 @@ def test_a_run_that_failed_names_its_error(tmp_path):
     writer.step(1, 1024.0, True, "GS000")
     writer.close("error", error="KeyError")
     shown = facts(diagnosed(tmp_path / "run.gs"))
-    assert shown["run"].startswith("error with KeyError")
+    assert shown["run"].startswith("ended with KeyError")
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"), [(True, "no step was recorded"), (False, "no step yet")]
+)
+def test_a_run_without_a_step_says_whether_one_may_come(tmp_path, ended, said):
+    writer = RunWriter(tmp_path / "run.gs")
+    if ended:
+        writer.close()
+    shown = headline(diagnosed(tmp_path / "run.gs")).plain
+    writer.close()
+    assert shown == f"run.gs  healthy  {said}"
+
+
+def test_steps_without_gradients_are_counted_apart(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        for step in range(1, 6):
+            writer.step(step, 1024.0, False, "GS103")
+        writer.step(6, 1024.0, False, "GS201")
+    shown = headline(diagnosed(tmp_path / "run.gs")).plain
+    assert shown.endswith("6 steps, 1 skipped (16.7 %), 5 without gradients")
+
+
+def test_long_names_of_culprits_are_shortened_in_the_middle(tmp_path):
+    name = "encoder.layers.11.attention.self.query_projection.weight"
+    runs.write(
+        tmp_path / "run.gs",
+        runs.collapse(),
+        culprits=lambda record: () if record.finite else (name,),
+    )
+    shown = printed(run_screen(diagnosed(tmp_path / "run.gs"), 80), 80)
+    assert re.search(r"encoder\.la\S+…\S+weight +101 +101 +0 +300 – 400", shown)
 
 
 # --- the live view --------------------------------------------------------------------
@@ -175,8 +207,14 @@ def test_the_live_view_has_the_figures_of_the_last_step(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_loss(steps=170))
     shown = vitals(followed(tmp_path / "run.gs"))
     assert shown["step"] == "170"
-    assert shown["skipped"] == "71 (41.8 %), 71 of the last 100"
+    assert shown["skipped"] == "71, 71 of the last 100"
     assert shown["loss"] == "nan"
+
+
+def test_a_short_run_has_fewer_last_steps(tmp_path):
+    runs.write(tmp_path / "run.gs", runs.nan_loss(steps=60, since=41))
+    shown = vitals(followed(tmp_path / "run.gs"))
+    assert shown["skipped"] == "20, 20 of the last 60"
 
 
 def test_the_live_view_says_that_a_run_is_silent(tmp_path):

@@ -128,11 +128,6 @@ def test_nothing_is_found_on_the_healthy_twin(judged, name):
     assert judged(name)["well"] == WELL
 
 
-@pytest.mark.xfail(
-    reason="NaN from infinity minus infinity at a scale of 1 counts as not finite at "
-    "any scale, and is not taken back when a lower one fits.",
-    raises=AssertionError,
-)
 def test_a_scale_far_below_1_that_fits_is_no_collapse(tmp_path):
     record = tmp_path / "run.gs"
     [ended] = run({record: HERE / "raw_prices.py"})

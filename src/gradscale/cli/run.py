@@ -17,6 +17,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from gradscale.core.verdicts import Verdict
+from gradscale.diagnosis.records import is_skipped
 from gradscale.errors import StateError
 from gradscale.runfile import open_run
 
@@ -145,12 +147,15 @@ Scripts that train in FP32 or BF16 need none.
 def _counted(file: str) -> str:
     try:
         with open_run(file) as run:
-            applied = [row.applied for row in run.steps()]
+            steps = [(row.verdict, is_skipped(row)) for row in run.steps()]
     except StateError:
         return "the run was"
-    steps, skipped = len(applied), applied.count(False)
-    skips = f", {skipped} skipped," if skipped else ""
-    return f"{steps} step{'s' if steps != 1 else ''}{skips}"
+    skipped = sum(skip for _, skip in steps)
+    idle = sum(code == Verdict.NO_GRADIENTS.code for code, _ in steps)
+    words = [f"{len(steps)} step{'s' if len(steps) != 1 else ''}"]
+    words += [f"{skipped} skipped"] if skipped else []
+    words += [f"{idle} without gradients"] if idle else []
+    return ", ".join(words) + ("," if len(words) > 1 else "")
 
 
 def _target(out: Path | None) -> Path:

@@ -99,7 +99,9 @@ def _write(file: Path, every: float, console: Console) -> None:
         for seen in new:
             for finding in seen.findings:
                 console.print(finding.text(), markup=False, soft_wrap=True)
-        if follower.ended and follower.last is not None:
+        if follower.ended and follower.last is None:
+            console.print(f"{follower.health}: no step was recorded", soft_wrap=True)
+        elif follower.ended:
             shown = ", ".join(
                 f"{name} {text}" for name, text in vitals(follower).items()
             )

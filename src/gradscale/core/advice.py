@@ -4,22 +4,25 @@ Each piece of advice stands beside the evidence that it needs. Nothing is said o
 suspicion: a learning rate is named only where the loss or the gradients have grown.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-
-Evidence = Mapping[str, Any]
-
-
-class Advice(NamedTuple):
-    """One thing to try, and what must have been seen for it to be worth a try.
-
-    Attributes:
-        when: Tells from the evidence whether it applies.
-        text: A sentence; names in braces are filled in from the evidence.
-    """
-
-    when: Callable[[Evidence], bool]
-    text: str
+from gradscale.core.course import MANY_LOSSES
+from gradscale.core.remedies import (
+    DIVERGED,
+    EXPLODED,
+    IN_FLOAT32,
+    NEAR_LOSS,
+    PERHAPS_DIVERGED,
+    PLACE,
+    WHO,
+    Advice,
+    Evidence,
+    always,
+    everywhere,
+    grown,
+    local,
+    named,
+    placed,
+    rising,
+)
 
 
 def advice_for(code: str, evidence: Evidence) -> tuple[str, ...]:
@@ -35,72 +38,32 @@ def advice_for(code: str, evidence: Evidence) -> tuple[str, ...]:
     )
 
 
-def _always(seen: Evidence) -> bool:
-    return True
+def _finite_loss(seen: Evidence) -> bool:
+    return bool(seen["loss_finite"])
 
 
-def _grown(seen: Evidence) -> bool:
-    return float(seen.get("gradients_grown_bits", 0.0)) >= 3.0
+def _unplaced(seen: Evidence) -> bool:
+    """The loss was finite, and no instrument saw where gradients were not."""
+    return _finite_loss(seen) and not placed(seen)
 
 
-def _rising(seen: Evidence) -> bool:
-    return "loss_low" in seen
-
-
-def _named(seen: Evidence) -> bool:
-    return bool(seen.get("culprits"))
-
-
-def _local(seen: Evidence) -> bool:
-    """Few tensors of many are hit."""
-    return _named(seen) and 10 * int(seen["culprits"]) <= int(seen.get("tensors", 0))
-
-
-def _everywhere(seen: Evidence) -> bool:
-    return _named(seen) and seen["culprits"] == seen.get("tensors")
-
-
-_DIVERGED = Advice(
-    _rising,
-    "The loss rose from {loss_low:.4g} to {loss_mean:.4g} before: the run diverges. "
-    "Load a checkpoint from before step {usual_before} and go on with a lower learning "
-    "rate.",
-)
-_EXPLODED = Advice(
-    # Growth in a few tensors of many is a module's fault, not the learning rate's.
-    lambda seen: _grown(seen) and not (_rising(seen) or _local(seen)),
-    "Gradients had grown by {gradients_grown_bits:.0f} bits before: load a checkpoint "
-    "from before step {usual_before}, and clip tighter or lower the learning rate.",
-)
-_IN_FLOAT32 = Advice(
-    lambda seen: _named(seen) and not _everywhere(seen),
-    "Run the module of {culprit} in float32: torch.autocast(device, enabled=False).",
-)
-_NEAR_LOSS = Advice(
-    _everywhere,
-    "All {tensors} tensors are hit, so the fault is where backward begins: the loss "
-    "function or the last layers. Compute those in float32.",
-)
-_WHO = Advice(
-    lambda seen: not _named(seen),
-    "Find the tensors: scaler.last.culprits at the next skip.",
-)
 # A finite loss and gradients that are not.
 _BACKWARD = (
-    _DIVERGED,
-    _EXPLODED,
+    *DIVERGED,
+    EXPLODED,
+    *PLACE,
     Advice(
-        lambda seen: _finite_loss(seen) and _local(seen),
+        lambda seen: _unplaced(seen) and local(seen),
         "The fault is local, {culprits} of {tensors} tensors, first {culprit}: run "
         "its module in float32: torch.autocast(device, enabled=False).",
     ),
     Advice(
-        lambda seen: _finite_loss(seen) and not _local(seen) and _IN_FLOAT32.when(seen),
-        _IN_FLOAT32.text,
+        lambda seen: _unplaced(seen) and not local(seen) and IN_FLOAT32.when(seen),
+        IN_FLOAT32.text,
     ),
-    Advice(lambda seen: _finite_loss(seen) and _everywhere(seen), _NEAR_LOSS.text),
+    Advice(lambda seen: _finite_loss(seen) and NEAR_LOSS.when(seen), NEAR_LOSS.text),
     Advice(
-        lambda seen: _finite_loss(seen) and seen["nan"],
+        lambda seen: _unplaced(seen) and seen["nan"],
         "NaN under a finite loss is a derivative that is not defined: a root, a norm "
         "or a power at 0, 0/0, a mask of infinity. Keep the argument away from 0 "
         "before the operation, not after it.",
@@ -110,20 +73,8 @@ _BACKWARD = (
         "Infinity and no NaN: the backward pass exceeds 65504 even at S = {scale}. "
         "bfloat16 has the range for it.",
     ),
-    Advice(lambda seen: _finite_loss(seen) and not _named(seen), _WHO.text),
-)
-
-
-def _finite_loss(seen: Evidence) -> bool:
-    return bool(seen["loss_finite"])
-
-
-_SKIPS = (
-    _DIVERGED,
-    _EXPLODED,
-    _IN_FLOAT32,
-    _NEAR_LOSS,
-    _WHO,
+    Advice(lambda seen: _finite_loss(seen) and WHO.when(seen), WHO.text),
+    PERHAPS_DIVERGED,
 )
 
 ADVICE: dict[str, tuple[Advice, ...]] = {
@@ -146,16 +97,23 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
             "S = {scale} is the lowest the policy allows, so it cannot give way. Lower "
             "min_scale, or keep the module that overflows in float32.",
         ),
-        *_SKIPS,
+        *DIVERGED,
+        EXPLODED,
+        *PLACE,
+        IN_FLOAT32,
+        NEAR_LOSS,
+        WHO,
         Advice(
             lambda seen: (
-                not (seen["at_floor"] or seen["falling"] or _rising(seen))
-                and not _grown(seen)
+                not (seen["at_floor"] or seen["falling"] or rising(seen))
+                and not grown(seen)
             ),
-            "The scale holds its place, so single batches are to blame: pass "
-            "policy=DynamicScale(tolerance=0.01), and rare outliers no longer lower "
-            "the scale.",
+            "The scale holds its place, so single batches are to blame: a larger "
+            "growth_interval raises it less often, and "
+            "policy=DynamicScale(tolerance=0.01) of gradscale.torch.GradScaler does "
+            "not lower it for rare outliers.",
         ),
+        PERHAPS_DIVERGED,
     ),
     "GS202": (
         *_BACKWARD,
@@ -166,42 +124,57 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
         ),
     ),
     "GS203": (
-        _DIVERGED,
+        *DIVERGED,
+        *PLACE,
         Advice(
             lambda seen: not seen["finite_before"],
             "No step of this run had a finite loss: check the first batch, labels and "
             "masks included, and the weights it starts from.",
         ),
         Advice(
-            lambda seen: seen["over"],
+            lambda seen: (
+                seen["over"] or (seen["times"] > 1 and seen["steps"] < MANY_LOSSES)
+            ),
             "The run went on by itself: look at the batches of these steps for NaN, "
             "infinity, empty masks and labels out of range.",
         ),
         Advice(
-            lambda seen: seen["loss"] == "inf",
+            lambda seen: seen["loss"] == "inf" and not placed(seen),
             "Infinity: look for log or division near 0 and for values above 65504; "
             "compute the loss in float32 from logits.",
         ),
         Advice(
-            lambda seen: seen["loss"] == "nan",
+            lambda seen: seen["loss"] == "nan" and not placed(seen),
             "NaN: look for 0/0, infinity minus infinity, the log or root of a negative "
             "number, in the first module whose output has one.",
         ),
         Advice(
-            lambda seen: seen["loss"] == "not finite" and not seen["over"],
+            lambda seen: (
+                seen["loss"] == "not finite" and not (seen["over"] or placed(seen))
+            ),
             "Find the first module whose output is not finite.",
         ),
         Advice(
-            lambda seen: seen["scale"] != seen["scale_from"],
-            'Pass guard="raise": the scale is then held at a loss that is not finite, '
-            "where it fell from {scale_from} to {scale} for nothing.",
+            lambda seen: seen["applied"] > 0,
+            "Gradients were finite and steps were taken all the same, {applied} of "
+            "{steps}: the run learns, and whatever reads the loss, a log, a schedule, "
+            "early stopping, reads a number that means nothing.",
         ),
+        Advice(
+            lambda seen: seen["scale"] != seen["scale_from"] and not seen["applied"],
+            "The scale fell from {scale_from} to {scale} for nothing: leave a batch "
+            "out whose loss is not finite, before scaler.scale(loss), or take "
+            'gradscale.torch.GradScaler(guard="raise"), which holds the scale there '
+            "and stops a run that is hopeless.",
+        ),
+        PERHAPS_DIVERGED,
     ),
     "GS204": (
-        _DIVERGED,
-        _EXPLODED,
+        *DIVERGED,
+        EXPLODED,
+        PERHAPS_DIVERGED,
         Advice(
-            lambda seen: not (_rising(seen) or _grown(seen)),
+            lambda seen: not (rising(seen) or grown(seen)),
             "Neither loss nor gradients were seen to grow before: look at the batch of "
             "this step, and for a sum where a mean was meant.",
         ),
@@ -210,16 +183,22 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
         Advice(
             lambda seen: seen["steps"] >= seen["of"],
             "No step of the last {of} was taken: lower the scale from {scale} by 2^8, "
-            "or let DynamicScale find it.",
+            "or let the scaler find it: GradScaler(init_scale=2.0**16, "
+            "growth_interval=2000), and nothing that sets the scale after that.",
         ),
         Advice(
             lambda seen: seen["steps"] < seen["of"],
             "Some steps fit: lower the scale from {scale} by a factor of 2 to 16.",
         ),
-        *_SKIPS,
+        *DIVERGED,
+        EXPLODED,
+        *PLACE,
+        IN_FLOAT32,
+        WHO,
+        PERHAPS_DIVERGED,
     ),
     "GS206": (
-        Advice(_always, "Compute the loss in float32: scaler.scale(loss.float())."),
+        Advice(always, "Compute the loss in float32: scaler.scale(loss.float())."),
         Advice(
             lambda seen: "fits" in seen,
             "As float16, a loss of {loss:.4g} leaves room for a scale of {fits} at "
@@ -227,22 +206,24 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
         ),
     ),
     "GS207": (
-        _DIVERGED,
+        *DIVERGED,
         Advice(
-            _always,
+            always,
             "Load a checkpoint from before step {since}: no scale and no batch brings "
             "these weights back.",
         ),
         Advice(
             lambda seen: seen["steps_before"] > 0,
             "The scaler skips every step that is not finite, so something else wrote "
-            "them: an optimizer stepped without it, weights kept in float16, a "
-            "learning rate that is not finite.",
+            "them: an edit in place, such as a weight divided by its norm, a clamp or "
+            "a copy under torch.no_grad(), an optimizer stepped without the scaler, "
+            "weights kept in float16, a learning rate that is not finite.",
         ),
         Advice(
             lambda seen: seen["steps_before"] == 0,
             "They were so before the first step: check how they are made or loaded.",
         ),
+        PERHAPS_DIVERGED,
     ),
     "GS208": _BACKWARD,
     "GS209": (
@@ -269,17 +250,19 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
         ),
     ),
     "GS210": (
-        _DIVERGED,
-        _EXPLODED,
+        *DIVERGED,
+        EXPLODED,
+        *PLACE,
         Advice(
-            lambda seen: not _rising(seen),
+            lambda seen: not rising(seen),
             "Keep a checkpoint from before step {since}: in runs that were lost, the "
             "scale fell before the loss rose.",
         ),
         Advice(
-            lambda seen: _named(seen) and not _everywhere(seen),
+            lambda seen: named(seen) and not everywhere(seen),
             "The last overflow was in {culprit}, {culprits} in all: watch that module, "
             "or run it in float32.",
         ),
+        PERHAPS_DIVERGED,
     ),
 }

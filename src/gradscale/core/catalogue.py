@@ -815,8 +815,8 @@ scaler.update()
         meaning=(
             "The loss is finite, the gradients are not, and a scale 2^8 times lower "
             "(2^10, if there was no NaN) has not changed that, step after step. Before "
-            "any step has fitted, the scale must have come down to 1 as well (2^-8 "
-            "without a NaN)."
+            "any step has fitted, the scale must have come down to 2^-8 as well, and "
+            "NaN must not have turned into infinity on the way."
         ),
         why=(
             "An overflow that the scale makes goes away when the scale falls. This one "

@@ -157,7 +157,8 @@ def sqrt_at_zero(seen: Evidence) -> bool:
     root = seen.operation == "sqrt" or (
         seen.operation == "pow" and any(0.0 < c < 1.0 for c in seen.constants)
     )
-    at_zero = any(each.low == 0.0 for each in seen.inputs)
+    # Backward may not know the input: nowhere else is the gradient of a root infinite.
+    at_zero = not seen.inputs or any(each.low == 0.0 for each in seen.inputs)
     return root and seen.direction == "backward" and at_zero
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
+from gradscale.core.seen import in_words
+
 # Most severe first: a cause before what follows from it. Codes that are not listed
 # come after these, normal ones (GS0xx) after all.
 SEVERITY = (
@@ -43,7 +45,7 @@ class Finding(NamedTuple):
     GS206 step 7: the scaled loss overflowed
       where  the loss
       since  step 7
-      seen   scale 2^16
+      seen   S = 2^16
       cost   1 batch lost
       try 1  loss.float()
       more   gradscale explain GS206
@@ -81,15 +83,10 @@ class Finding(NamedTuple):
         """Return what to print: one line if all is normal, else a short block."""
         if self.normal:
             return f"{self.code} {self.what}"
-        seen = ", ".join(
-            f"{name.replace('_', ' ')} {_shown(value)}"
-            for name, value in self.evidence.items()
-            if name != "since"
-        )
         rows = [
-            ("where", self.where or _PLACES.get(self.code, "the backward pass")),
+            ("where", self.where or _place(self)),
             ("since", f"step {self.since}"),
-            ("seen", seen),
+            ("seen", in_words(self.evidence)),
             ("cost", self.cost),
             *(
                 (f"try {number}", advice)
@@ -141,13 +138,22 @@ class Health(Enum):
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings, the most severe first, equals in the order of steps."""
-    return sorted(findings, key=_severity)
+    """Return the findings, the most severe first, equals in the order of steps.
 
+    A loss that is not finite is as severe as the collapse that it has caused.
+    """
+    found = list(findings)
+    caused = any(
+        finding.hopeless and finding.evidence.get("loss_finite") is False
+        for finding in found
+    )
 
-def _severity(finding: Finding) -> tuple[bool, bool, int, int]:
-    rank = _RANK.get(finding.code, len(SEVERITY))
-    return not finding.hopeless, finding.normal, rank, finding.step
+    def severity(finding: Finding) -> tuple[bool, bool, int, int]:
+        rank = _RANK.get(finding.code, len(SEVERITY))
+        grave = finding.hopeless or (caused and finding.code == "GS203")
+        return not grave, finding.normal, rank, finding.step
+
+    return sorted(found, key=severity)
 
 
 def power(scale: float) -> str:
@@ -160,7 +166,13 @@ def power(scale: float) -> str:
     return f"2^{exponent - 1}" if mantissa == 0.5 else f"{scale:g}"
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _place(finding: Finding) -> str:
+    """Return where to look if no tensor or module is named."""
+    seen = finding.evidence
+    if seen.get("place_tensor") == "input":
+        return "the batch"
+    if seen.get("loss_finite") is False and finding.code == "GS202":
+        return _PLACES["GS203"]
+    if seen.get("culprits") and seen.get("tensors"):
+        return f"{seen['culprits']} of {seen['tensors']} tensors"
+    return _PLACES.get(finding.code, "the backward pass")

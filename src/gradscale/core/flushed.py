@@ -64,14 +64,23 @@ class Flushed(NamedTuple):
         return self.told and self.drift <= DRIFTED
 
     def __str__(self) -> str:
-        unsure = "" if self.reliable else " (a guess: the two samples differ)"
+        low, high = power(self.low_scale), power(self.high_scale)
+        if self.drift > DRIFTED:
+            return (
+                f"the samples at S = {low} and {high} differ by too much to tell "
+                "flushed zeros from true ones"
+            )
         if not self.told:
-            unsure = " (at most: the histogram does not fall off towards 0)"
+            return (
+                f"by the samples at S = {low} and {high}, backward flushed "
+                f"{percent(self.at_least)} to {percent(self.at_low)} of the elements "
+                f"at {low}; which zeros are true ones cannot be told"
+            )
         return (
-            f"backward flushed {percent(self.at_low)} of the elements at "
-            f"{power(self.low_scale)}, {percent(self.at_least)} at least, and "
-            f"{percent(self.at_high)} at {power(self.high_scale)}; "
-            f"{percent(self.true_zeros)} are true zeros{unsure}"
+            f"by an estimate from S = {low} and {high}, backward flushed about "
+            f"{percent(self.at_low)} of the elements at {low}, "
+            f"{percent(self.at_least)} at least, and {percent(self.at_high)} at "
+            f"{high}; about {percent(self.true_zeros)} are true zeros"
         )
 
 

@@ -1,29 +1,13 @@
 """The findings of a judge, each made from the facts it stands on."""
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 from gradscale.core.advice import advice_for
-from gradscale.core.alarms import Alarm, Slope, exponent
-from gradscale.core.course import Course
+from gradscale.core.alarms import Alarm, exponent
+from gradscale.core.facts import Facts, kind_of, trend, usual_before, who
 from gradscale.core.findings import Finding, power
-from gradscale.core.verdicts import StepRecord
-
-
-class Facts(NamedTuple):
-    """All that a finding can stand on.
-
-    Attributes:
-        record: The step at hand.
-        course: The run up to it, this step included.
-        slope: Where scale and gradients were heading before it.
-        tensors: How many gradient tensors the run has; 0 if unknown.
-    """
-
-    record: StepRecord
-    course: Course
-    slope: Slope
-    tensors: int
+from gradscale.core.remedies import widespread
 
 
 def calibrated(facts: Facts) -> Finding:
@@ -55,8 +39,8 @@ def crowded(facts: Facts, skips: int, steps: int, since: int) -> Finding:
         "scale": power(record.scale),
         "at_floor": record.floor_steps > 0,
         "falling": fall >= 2.0,
-        **_who(facts),
-        **_trend(facts, since),
+        **who(facts),
+        **trend(facts, since),
     }
     what = f"{skips} of {steps} steps were skipped, at S = {power(record.scale)} now"
     cost = f"{_batches(skips)} of {steps} lost"
@@ -70,8 +54,8 @@ def fixed(facts: Facts, skips: int, steps: int, since: int) -> Finding:
         "steps": skips,
         "of": steps,
         "scale": scale,
-        **_who(facts),
-        **_trend(facts, since),
+        **who(facts),
+        **trend(facts, since),
     }
     what = f"{skips} of {steps} steps were skipped and S stays at {scale}"
     cost = f"{_batches(skips)} of {steps} lost"
@@ -82,40 +66,59 @@ def collapse(facts: Facts) -> Finding:
     """Say that the scale is at its floor and nothing fits."""
     record, course = facts.record, facts.course
     run = course.bad if course.bad.length else course.loss
-    since = _usual_before(facts, run.since if run.length else record.step)
+    since = usual_before(facts, run.since if run.length else record.step)
     seen = {
         "scale": power(record.scale),
         "floor_steps": record.floor_steps,
         "loss_finite": record.loss_finite,
         "nan": record.nan,
-        **_who(facts),
-        **_trend(facts, since),
+        **who(facts),
+        **trend(facts, since),
     }
+    # Under a loss that is not finite the gradients are so anyway, with or without NaN.
+    kind = kind_of(run) if course.bad.length else "not finite"
     what = (
-        f"S is at its floor of {power(record.scale)} and {record.floor_steps} steps in "
-        "a row were not finite there"
+        f"S is at its floor of {power(record.scale)} and gradients were {kind} there, "
+        f"{record.floor_steps} steps in a row"
     )
-    cost = f"no step is taken; {_batches(max(run.length, record.floor_steps))} lost"
+    lost = _batches(max(run.length, record.floor_steps))
+    cost = f"no step was taken; {lost} lost"
     return _finding("GS202", facts, since, what, cost, seen, hopeless=True)
 
 
-def loss(facts: Facts, steps: int, *, over: bool, hopeless: bool) -> Finding:
-    """Say that the loss was not finite before it was scaled."""
-    record, course = facts.record, facts.course
-    run = course.loss
-    word = _loss_word(record) if run.length else "not finite"
+def loss(
+    facts: Facts, steps: int, times: int, *, over: bool, hopeless: bool
+) -> Finding:
+    """Say that the loss was not finite before it was scaled.
+
+    Args:
+        facts: What it stands on.
+        steps: How many losses in a row.
+        times: Which time it is that there are some.
+        over: The loss is finite again.
+        hopeless: It will not be finite again.
+    """
+    course, run = facts.course, facts.course.loss
+    word = course.loss_kind or "not finite"
     seen = {
         "loss": word,
         "steps": steps,
+        "applied": run.applied,
+        "times": times,
         "over": over,
-        "finite_before": course.good_scale > 0.0,
+        "finite_before": course.loss_known,
         "scale_from": power(run.origin),
         "scale": power(run.last),
-        **_trend(facts, run.since),
+        **trend(facts, run.since),
     }
     row = f"{steps} steps in a row" if steps > 1 else "1 step"
     what = f"the loss is {word} before scaling, {row}; no lower scale can help"
-    cost = f"{_batches(steps)} lost; running statistics may have taken it in"
+    cost = f"{_batches(steps - run.applied)} lost"
+    cost += "; running statistics may have taken it in"
+    if run.applied == steps:
+        cost = "the value of the loss is of no use; the steps were taken"
+    elif run.applied:
+        cost += f"; {run.applied} of {steps} steps were taken"
     return _finding("GS203", facts, run.since, what, cost, seen, hopeless=hopeless)
 
 
@@ -123,7 +126,7 @@ def norm(facts: Facts, times: int) -> Finding:
     """Say that the gradients are finite and their norm is not."""
     record = facts.record
     scale = power(record.scale)
-    seen = {"times": times, "scale": scale, **_trend(facts, record.step)}
+    seen = {"times": times, "scale": scale, **trend(facts, record.step)}
     what = "every gradient is finite and their norm is beyond float32"
     return _finding("GS204", facts, record.step, what, "1 batch lost", seen)
 
@@ -147,8 +150,8 @@ def weights(facts: Facts) -> Finding:
     seen = {
         "loss_finite": record.loss_finite,
         "steps_before": facts.course.steps - 1,
-        **_who(facts),
-        **_trend(facts, record.step),
+        **who(facts),
+        **trend(facts, record.step),
     }
     what = "a weight is not finite; every step from here on is lost"
     cost = "the run since the last checkpoint"
@@ -166,15 +169,14 @@ def genuine(facts: Facts) -> Finding:
         "scale_from": power(run.origin),
         "scale": power(run.last),
         "bits": round(bits, 2),
-        **_who(facts),
-        **_trend(facts, run.since),
+        **who(facts),
+        **trend(facts, run.since),
     }
-    kind = "NaN or infinite" if run.nan else "infinite"
     what = (
-        f"gradients are {kind} at any scale: S {power(run.origin)} -> "
+        f"gradients are {kind_of(run)} at any scale: S {power(run.origin)} -> "
         f"{power(run.last)}, {run.length} of {run.length} steps skipped"
     )
-    cost = f"no step is taken; {_batches(run.length)} lost"
+    cost = f"no step was taken; {_batches(run.length)} lost"
     return _finding("GS208", facts, run.since, what, cost, seen, hopeless=True)
 
 
@@ -214,8 +216,8 @@ def falling(facts: Facts, alarm: Alarm) -> Finding:
         "bits": round(alarm.bits, 2),
         "usual_log2": round(alarm.usual, 2),
         "now_log2": round(alarm.now, 2),
-        **_who(facts),
-        **_trend(facts, alarm.since),
+        **who(facts),
+        **trend(facts, alarm.since),
     }
     steps = alarm.step - alarm.since + 1
     if alarm.signal == "scale":
@@ -247,7 +249,7 @@ def _finding(
     seen = {"since": since, **seen}
     return Finding(
         code=code,
-        where=str(seen.get("culprit", "")),
+        where=_where(seen),
         step=facts.course.step,
         since=since,
         what=what,
@@ -259,39 +261,11 @@ def _finding(
     )
 
 
-def _who(facts: Facts) -> dict[str, Any]:
-    """Return the tensors that were not finite at the last skip."""
-    course = facts.course
-    seen: dict[str, Any] = {}
-    if course.culprit:
-        seen = {"culprit": course.culprit, "culprits": course.culprits}
-        if facts.tensors:
-            seen["tensors"] = facts.tensors
-    return seen
-
-
-def _trend(facts: Facts, since: int) -> dict[str, Any]:
-    """Return what had grown before, if anything had, and when all was usual."""
-    course = facts.course
-    seen: dict[str, Any] = {}
-    if course.rising():
-        seen = {"loss_low": course.loss_low, "loss_mean": course.loss_mean}
-    if facts.slope.growth() >= 1.0:
-        seen["gradients_grown_bits"] = round(facts.slope.growth(), 2)
-    if seen:
-        seen["usual_before"] = _usual_before(facts, since)
-    return seen
-
-
-def _usual_before(facts: Facts, since: int) -> int:
-    """Return the step at which the scale left its place, `since` if it did not."""
-    return min(since, facts.slope.since) if facts.slope.since else since
-
-
-def _loss_word(record: StepRecord) -> str:
-    if record.loss is None or math.isfinite(record.loss):
-        return "not finite"
-    return "nan" if math.isnan(record.loss) else "inf"
+def _where(seen: dict[str, Any]) -> str:
+    """Return the first tensor that was not finite, if that says where to look."""
+    # Under a loss that is not finite all gradients are, the first as well as the last.
+    follows = seen.get("floor_steps") and not seen["loss_finite"]
+    return "" if follows or widespread(seen) else str(seen.get("culprit", ""))
 
 
 def _batches(number: int) -> str:

@@ -5,27 +5,16 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from gradscale.core import grounds
-from gradscale.core.alarms import Slope, exponent
-from gradscale.core.course import SETTLED_AFTER, Course
+from gradscale.core.alarms import Slope
+from gradscale.core.course import MANY_LOSSES, SETTLED_AFTER, Course
+from gradscale.core.facts import Facts
 from gradscale.core.findings import Finding
-from gradscale.core.grounds import Facts
+from gradscale.core.genuine import is_genuine
 from gradscale.core.said import Said
 from gradscale.core.verdicts import StepRecord, Verdict, classify
 
 # Steps in a row after which a fixed scale or a missing gradient is no chance.
 HOPELESS_AFTER = 10
-# The same of a loss. Live, facts are two steps old: a run is stopped within ten.
-LOSSES_HOPELESS_AFTER = 8
-# Gradients that stay bad over so many bits of scale are bad at any: NaN, or only
-# infinity. Recorded runs drop by up to 8 bits from one batch to the next, never for
-# as many steps in a row.
-GENUINE_STEPS = 8
-GENUINE_BITS_NAN = 8.0
-GENUINE_BITS_INF = 10.0
-# Before any scale has fitted, NaN may come from infinity minus infinity: the scale
-# must also have gone where it does not enlarge anything.
-GENUINE_SCALE_NAN = 1.0
-GENUINE_SCALE_INF = 2.0**-8
 # Skips among so many steps that are worth a word, and that are not any more.
 WINDOW = 100
 CROWDED = 20
@@ -89,6 +78,14 @@ class Judge:
         """Whether the scale has found its place, so that the start is over."""
         return self._course.settled
 
+    @property
+    def well_at(self) -> int:
+        """The last step that ended ten finite ones in a row; 0 if none did.
+
+        What was called hopeless before it has mended itself.
+        """
+        return self._course.well_at
+
     def see(self, record: StepRecord, culprits: Sequence[str] = ()) -> Judgement:
         """Judge the next step.
 
@@ -118,12 +115,12 @@ class Judge:
     def end(self) -> tuple[Finding, ...]:
         """Return what is still unsaid if the run ends here. Changes nothing."""
         run = self._course.loss
-        if self._said.told or not run.length:
+        if self._said.told or self._said.losses_now or not run.length:
             return ()
         # The record of the last step is gone: what it said is in the run.
         record = StepRecord(self._course.step, run.last, False, False, False)
-        facts = self._facts(record)
-        return (grounds.loss(facts, run.length, over=False, hopeless=False),)
+        facts, times = self._facts(record), self._said.losses + 1
+        return (grounds.loss(facts, run.length, times, over=False, hopeless=False),)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that later judgements depend on, as plain values."""
@@ -147,23 +144,12 @@ class Judge:
         """Refine the verdict on a step alone by what came before it."""
         verdict = classify(record)
         if verdict in _SKIPS:
-            if self._is_genuine():
+            if is_genuine(self._course):
                 return Verdict.GENUINE
             return verdict if self._course.settled else Verdict.CALIBRATING
         if verdict is Verdict.OK and self._course.tiny.length >= VANISHED_STEPS:
             return Verdict.UNDERFLOW
         return verdict
-
-    def _is_genuine(self) -> bool:
-        run = self._course.bad
-        if run.length < GENUINE_STEPS:
-            return False
-        bits = exponent(run.origin) - exponent(run.last)
-        all_nan = run.nan == run.length
-        if self._course.settled:
-            return bits >= (GENUINE_BITS_NAN if all_nan else GENUINE_BITS_INF)
-        low = run.last <= (GENUINE_SCALE_NAN if all_nan else GENUINE_SCALE_INF)
-        return low and bits >= GENUINE_BITS_NAN
 
     def _facts(self, record: StepRecord) -> Facts:
         return Facts(record, self._course, self._slope, self.tensors)
@@ -174,12 +160,29 @@ class Judge:
 
     def _after_loss(self, record: StepRecord, steps: int, found: list[Finding]) -> None:
         """Say of a few losses that were not finite that they are over."""
-        if self._course.loss.length or self._said.told:
+        said = self._said
+        if self._course.loss.length:
             return
-        self._said.losses += 1
-        if _is_power_of_two(self._said.losses):
+        if not (said.losses_now or said.told):
+            self._lose(record, steps, found, over=True)
+        said.losses_now = False
+
+    def _lose(
+        self, record: StepRecord, steps: int, found: list[Finding], *, over: bool
+    ) -> None:
+        """Say that losses were not finite, at the 1st, 2nd, 4th, 8th, ... time."""
+        times = self._times()
+        if _is_power_of_two(times):
             facts = self._facts(record)
-            found.append(grounds.loss(facts, steps, over=True, hopeless=False))
+            lost = grounds.loss(facts, steps, times, over=over, hopeless=False)
+            found.append(lost)
+
+    def _times(self) -> int:
+        """Return which time this is that losses are not finite, and count it once."""
+        said = self._said
+        said.losses += not said.losses_now
+        said.losses_now = True
+        return said.losses
 
     def _well(
         self, record: StepRecord, was_settled: bool, found: list[Finding]
@@ -210,15 +213,23 @@ class Judge:
             found.append(grounds.weights(facts))
         elif verdict is Verdict.COLLAPSE:
             found.append(grounds.collapse(facts))
-        elif loss.length >= LOSSES_HOPELESS_AFTER:
-            found.append(grounds.loss(facts, loss.length, over=False, hopeless=True))
+        elif loss.skips >= MANY_LOSSES:
+            losses = loss.length, self._times()
+            found.append(grounds.loss(facts, *losses, over=False, hopeless=True))
         elif verdict is Verdict.GENUINE:
             found.append(grounds.genuine(facts))
         elif run.length >= HOPELESS_AFTER and run.held == run.length - 1:
             found.append(grounds.fixed(facts, run.length, run.length, run.since))
         else:
+            self._useless(record, found)
             return
         self._said.told = found[-1].code
+
+    def _useless(self, record: StepRecord, found: list[Finding]) -> None:
+        """Say that the loss is not finite though steps are taken."""
+        steps = self._course.loss.length
+        if steps >= MANY_LOSSES and not self._said.losses_now:
+            self._lose(record, steps, found, over=False)
 
     def _count(
         self, record: StepRecord, verdict: Verdict, found: list[Finding]

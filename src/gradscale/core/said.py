@@ -10,6 +10,7 @@ class Said:
     Attributes:
         told: The code of the trouble that the run is in; empty if it is well.
         losses: Times that the loss was not finite for a few steps.
+        losses_now: The run is in such a time, and it was counted.
         scaled: Times that the scaled loss overflowed.
         scaled_now: The run is in such a time.
         norms: Times that the norm overflowed.
@@ -25,6 +26,7 @@ class Said:
 
     told: str = ""
     losses: int = 0
+    losses_now: bool = False
     scaled: int = 0
     scaled_now: bool = False
     norms: int = 0

@@ -1,17 +1,18 @@
 """Which scale to take instead, in a line that a person reads."""
 
-from math import ceil, log2
-
 from gradscale.core.findings import power
+from gradscale.core.hidden_zeros import hidden_zeros, tally_of
 from gradscale.core.underflow import (
     TOLERATED,
     Histogram,
     fate,
     largest_scale,
-    lost_share,
     shift_between,
     smallest_scale,
 )
+
+# Octaves within which nothing is flushed any more, wherever the elements lay.
+_FURTHEST = 12
 
 
 def advice(seen: Histogram, tolerated: float = TOLERATED) -> str:
@@ -55,19 +56,26 @@ def _verdict(seen: Histogram, tolerated: float) -> str:
             f"raise S to {power(low)}: lost elements {percent(now.lost)} -> "
             f"{percent(moved.lost)}"
         )
-    hidden = lost_share(seen)
+    hidden = _hidden_share(seen, 0)
     if hidden > tolerated:
-        # As flat as `suspected` takes it: half as many with each octave.
-        octaves = ceil(log2(hidden / tolerated))
-        if high is not None:
-            octaves = min(octaves, shift_between(seen.scale, high))
+        room = _FURTHEST if high is None else shift_between(seen.scale, high)
+        octaves = 0
+        while octaves < room and _hidden_share(seen, octaves) > tolerated:
+            octaves += 1
         return (
             f"raise S to {power(seen.scale * 2.0**octaves)}: by the smallest that are "
             f"left, backward flushed about {percent(hidden)} of the elements, and "
-            f"{percent(hidden / 2.0**octaves)} there"
+            f"{percent(_hidden_share(seen, octaves))} there"
         )
     most = "" if high is None else f"; up to {power(high)} nothing overflows"
     return f"keep S={here}: lost elements {percent(now.lost)}{most}"
+
+
+def _hidden_share(seen: Histogram, shift: int) -> float:
+    """Return the share of elements that backward has probably flushed to 0."""
+    [now] = hidden_zeros([tally_of(seen)])
+    [there] = hidden_zeros([tally_of(seen)], shift)
+    return there / max(seen.nonzero + now, 1)
 
 
 def _about_zeros(seen: Histogram, tolerated: float) -> str:

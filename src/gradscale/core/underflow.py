@@ -6,8 +6,9 @@ below 2^-25 an element is rounded to 0, below 2^-14 it is subnormal and has fewe
 digits, from 65520 on it is rounded to infinity (the largest float16 is 65504).
 
 Zeros do not move. Those that were flushed inside a backward pass in float16 look like
-true zeros, whatever is measured afterwards; `gradscale.core.flushed` tells them apart
-by comparing two scales.
+true zeros, whatever is measured afterwards; `gradscale.core.hidden_zeros` estimates
+how many they are, and `gradscale.core.flushed` tells them apart by comparing two
+scales.
 """
 
 from collections.abc import Iterable, Sequence
@@ -204,30 +205,6 @@ def fate(seen: Histogram, shift: int = 0) -> Fate:
         overflowed=seen.above + seen.between(large, max(end, large)),
         nonfinite=seen.nonfinite,
     )
-
-
-def suspected(seen: Histogram) -> int:
-    """Return how many zeros a backward pass in float16 may have flushed.
-
-    Told from one scale, as if densities near 0 were flat: zeros are then what was
-    below 2^-25, and the first bin what was from there to three times as much. 0 if
-    there are smaller elements than float16 has: then nothing was flushed.
-
-    >>> suspected(Histogram(1.0, 500, 0, -24, (600, 1100, 2500), 0, 0))
-    300
-    """
-    if seen.deep or seen.between(seen.lowest, -24):
-        return 0
-    return min(seen.zeros, seen.between(-24, -23) // 2)
-
-
-def lost_share(seen: Histogram) -> float:
-    """Return the share of elements too small for float16, suspected zeros included.
-
-    Of those that are finite, and either not 0 or suspected not to have been.
-    """
-    hidden = suspected(seen)
-    return (fate(seen).flushed + hidden) / max(seen.nonzero + hidden, 1)
 
 
 def shift_between(low: float, high: float) -> int:

@@ -18,6 +18,10 @@ class Place(NamedTuple):
         operation: The operation, if it is known.
         said: All of it in one line.
         instead: The safe form of a known unsafe pattern; empty if it is none.
+        at: Operation and module in words.
+        tensor: What was not finite, such as "output"; empty if it is not known.
+        kind: "nan" or "inf"; empty if it is not known.
+        loss_finite: Whether the loss of that step was; None if it is not known.
     """
 
     step: int
@@ -26,6 +30,10 @@ class Place(NamedTuple):
     operation: str
     said: str
     instead: str
+    at: str = ""
+    tensor: str = ""
+    kind: str = ""
+    loss_finite: bool | None = None
 
 
 @dataclass(kw_only=True)
@@ -93,11 +101,16 @@ class Culprits:
         for event in events:
             self._take(event)
 
-    def at(self, step: int) -> Who:
+    def at(self, step: int, *, weights: bool = False) -> Who:
         """Return who was not finite in a step that was skipped, and count it.
 
         Steps come in order. Where no event names the tensors, they are those of the
         step before: the same ones are not named twice.
+
+        Args:
+            step: Its number.
+            weights: It is weights that were not finite. The peaks, of gradients, then
+                tell nothing that matters.
         """
         if step in self._named:
             self._blamed = self._named[step]
@@ -105,7 +118,7 @@ class Culprits:
         peaks = self._run.peaks(step) if step in self._peaks else {}
         bad = tuple(name for name, peak in peaks.items() if not math.isfinite(peak))
         nan = frozenset(name for name in bad if math.isnan(peaks[name]))
-        if bad:
+        if bad and not (weights and named):
             # Events list tensors in the order of backward, peaks have all of them.
             first = tuple(name for name in named if name in bad)
             named = first + tuple(name for name in bad if name not in first)
@@ -129,9 +142,25 @@ class Culprits:
         )
         return tuple(ranked)
 
-    def place(self, since: int) -> Place | None:
-        """Return the first place that an instrument named from a step on."""
-        return next((place for place in self.places if place.step >= since), None)
+    def place(self, since: int, loss_finite: bool | None = None) -> Place | None:
+        """Return the first place that an instrument named from a step on.
+
+        Args:
+            since: The step.
+            loss_finite: Only places under a loss that was finite, or that was not; a
+                place that does not say is either.
+        """
+        fitting = (
+            (loss_finite, None) if loss_finite is not None else (True, False, None)
+        )
+        return next(
+            (
+                place
+                for place in self.places
+                if place.step >= since and place.loss_finite in fitting
+            ),
+            None,
+        )
 
     def _take(self, event: EventRow) -> None:
         if event.step is None:
@@ -170,4 +199,18 @@ def _place(step: int, data: Mapping[str, Any]) -> Place | None:
         bad = "NaN" if data.get("kind") == "nan" else data.get("kind") or "not finite"
         said += f": {data['count']:,} of {data.get('elements', 0):,} {bad}"
     instead = pattern.get("instead", "") if isinstance(pattern, Mapping) else ""
-    return Place(step, str(module or ""), direction, operation, said, str(instead))
+    inside = f"module {module}" if module else "the model" if module == "" else ""
+    at = " in ".join(part for part in (operation, inside) if part)
+    loss_finite = data.get("loss_finite")
+    return Place(
+        step=step,
+        module=str(module or ""),
+        direction=direction,
+        operation=operation,
+        said=said,
+        instead=str(instead),
+        at=at or "what is outside of any module",
+        tensor=str(data.get("tensor") or ""),
+        kind=str(data.get("kind") or ""),
+        loss_finite=loss_finite if isinstance(loss_finite, bool) else None,
+    )

@@ -10,17 +10,18 @@ from gradscale.core.alarms import TOP, exponent
 from gradscale.core.catalogue import BY_CODE
 from gradscale.core.findings import SEVERITY, Finding, Health, by_severity
 from gradscale.core.judging import Judge
+from gradscale.core.summary import folded, mended
 from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.diagnosis.culprits import NOBODY, Culprit, Culprits, Place, tensors_in
-from gradscale.diagnosis.records import Bounds, Records, bounds_of
+from gradscale.diagnosis.placing import with_place
+from gradscale.diagnosis.records import Bounds, Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
 from gradscale.diagnosis.underflow import Meter, Underflow
 from gradscale.runfile import EventRow, Run, StepRow
 
 # Between two reports of progress.
 REPORT_EVERY = 4096
-# Steps of these verdicts had nothing that was not finite.
-_SOUND = (Verdict.OK.code, Verdict.UNDERFLOW.code, Verdict.NO_GRADIENTS.code)
+_WEIGHTS = Verdict.WEIGHTS_NONFINITE.code
 # Findings that are always hopeless; a recorded one does not say.
 _HOPELESS = ("GS202", "GS207", "GS208")
 
@@ -115,7 +116,9 @@ def diagnose_run(
     """Read a run and say what it was like.
 
     The steps go through the same judge that judges a live run, so the findings are
-    those that were said live; instruments that named a module add where it was.
+    those that were said live; instruments that named a module add where it was. What
+    was said of the same place more than once is one finding, and what was hopeless is
+    not if the run was well after it.
 
     >>> import tempfile
     >>> from gradscale.runfile import RunWriter, open_run
@@ -148,30 +151,30 @@ def diagnose_run(
     first: StepRow | None = None
     row: StepRow | None = None
     fit: StepRecord | None = None
-    applied = 0
-    count = 0
+    applied = count = 0
     for row in run.steps():
         first = first or row
         who, lost = NOBODY, None
         if row.step in sampled:
             lost = meter.see(row.step, row.scale, list(run.samples(row.step)))
-        if row.applied:
-            applied += 1
-        elif row.verdict not in _SOUND:
-            who = culprits.at(row.step)
+        applied += row.applied
+        skipped = is_skipped(row)
+        if skipped:
+            who = culprits.at(row.step, weights=row.verdict == _WEIGHTS)
         record = records.of(row, bool(who.nan), lost)
         verdict, said = judge.see(record, who.counted)
         if said:
             found += said
         if record.finite and record.amax:
             fit = record
-        timeline.note(row.step, row.scale, verdict)
+        timeline.note(row.step, row.scale, verdict, skipped)
         count += 1
         if on_steps is not None and count % REPORT_EVERY == 0:
             on_steps(REPORT_EVERY)
     found += judge.end()
-    found = [_with_place(finding, culprits) for finding in found]
+    found = [with_place(finding, culprits) for finding in found]
     found += _recorded(events, {finding.code for finding in found})
+    found = folded(mended(found, judge.well_at))
     return Diagnosis(
         path=run.path,
         meta=meta,
@@ -191,20 +194,6 @@ def diagnose_run(
         last=row,
         headroom=None if fit is None else TOP - exponent(fit.amax),
         seconds=row.time - first.time if row and first else 0.0,
-    )
-
-
-def _with_place(finding: Finding, culprits: Culprits) -> Finding:
-    """Return a finding with the module that an instrument named, if one did."""
-    place = None if finding.normal else culprits.place(finding.since)
-    if place is None or finding.code not in SEVERITY or finding.code == "GS103":
-        return finding
-    evidence = {**finding.evidence, "place": place.said, "place_step": place.step}
-    advice = (place.instead,) if place.instead else ()
-    return finding._replace(
-        where=place.module or finding.where,
-        evidence=evidence,
-        advice=(*advice, *finding.advice),
     )
 
 

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 from gradscale.core.findings import Finding, Health
 from gradscale.core.judging import Judge
+from gradscale.core.summary import mended
 from gradscale.core.verdicts import Verdict
 from gradscale.diagnosis.culprits import NOBODY, Culprits, tensors_in
-from gradscale.diagnosis.records import Records, bounds_of
+from gradscale.diagnosis.records import Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Timeline
 from gradscale.runfile import Run, StepRow
 
@@ -68,7 +69,7 @@ class Follower:
     @property
     def health(self) -> Health:
         """The verdict on the run so far."""
-        return Health.of(self.findings)
+        return Health.of(mended(self.findings, self._judge.well_at))
 
     @property
     def skipped(self) -> int:
@@ -92,11 +93,16 @@ class Follower:
         seen = []
         for row in rows:
             blamed = culprits is not None and not row.applied
-            who = culprits.at(row.step) if culprits and blamed else NOBODY
+            weights = row.verdict == Verdict.WEIGHTS_NONFINITE.code
+            who = (
+                culprits.at(row.step, weights=weights)
+                if culprits and blamed
+                else NOBODY
+            )
             record = self._records.of(row, bool(who.nan))
             verdict, said = self._judge.see(record, who.counted)
             self.findings += said
-            self.timeline.note(row.step, row.scale, verdict)
+            self.timeline.note(row.step, row.scale, verdict, is_skipped(row))
             self.last = row
             self.steps += 1
             seen.append(Seen(row, verdict, said))

@@ -16,6 +16,8 @@ _COLLAPSE = Verdict.COLLAPSE.code
 _WEIGHTS = Verdict.WEIGHTS_NONFINITE.code
 # Verdicts that are given only once some step was finite.
 _LATER = (Verdict.PROBING.code, Verdict.OVERFLOW.code)
+# Steps of these verdicts had nothing that was not finite.
+_SOUND = (_OK, _LOST, _IDLE)
 
 _new = tuple.__new__
 
@@ -41,6 +43,17 @@ def bounds_of(meta: Mapping[str, Any]) -> Bounds | None:
         return None
     # A scale that cannot move has no floor to fall to.
     return Bounds(float(low), float(high)) if low < high else None
+
+
+def is_skipped(row: StepRow) -> bool:
+    """Tell whether a step was not taken though there were gradients.
+
+    >>> is_skipped(StepRow(1, 0.0, 4.0, False, "GS203", None, None, None))
+    True
+    >>> is_skipped(StepRow(2, 0.0, 4.0, False, "GS103", None, None, None))
+    False
+    """
+    return not (row.applied or row.verdict in _SOUND)
 
 
 class Records:

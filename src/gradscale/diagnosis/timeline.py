@@ -1,5 +1,6 @@
 """The course of a run's scale and verdicts, in a form that can be drawn."""
 
+import math
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -8,7 +9,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from gradscale.core.alarms import exponent
+from gradscale.core.alarms import FALL, exponent
 from gradscale.core.verdicts import Verdict
 
 VERDICTS = tuple(Verdict)
@@ -16,9 +17,14 @@ _INDEX = {verdict: place for place, verdict in enumerate(VERDICTS)}
 # Steps in a row that end a phase, and that make one.
 QUIET = 10
 LASTING = 3
-STEADY = "steady"
+# The same of underflow, which is seen where gradients are sampled: each 100th step.
+UNSAMPLED = 128
+STEADY, FALLING = "steady", "falling"
+# Bits by which a scale that has fallen rises until the fall is over.
+RISEN = 2.0
 # Steps that are not ok and were not skipped for it.
-_TAKEN = (_INDEX[Verdict.UNDERFLOW], _INDEX[Verdict.NO_GRADIENTS])
+_TAKEN = (Verdict.UNDERFLOW, Verdict.NO_GRADIENTS)
+_CALIBRATING = str(Verdict.CALIBRATING)
 # Verdicts that a steady run has now and then.
 _PASSING = (Verdict.OK, Verdict.PROBING, Verdict.OVERFLOW)
 # Verdicts that are not given for one step alone, or end a run.
@@ -49,9 +55,19 @@ class Timeline:
         self._scale = -1.0
         self._mark_steps = array("q")
         self._mark_verdicts = array("B")
+        self._mark_skips = array("B")
 
-    def note(self, step: int, scale: float, verdict: Verdict) -> None:
-        """Take in one step; steps come in order."""
+    def note(
+        self, step: int, scale: float, verdict: Verdict, skipped: bool | None = None
+    ) -> None:
+        """Take in one step; steps come in order.
+
+        Args:
+            step: Its number.
+            scale: What multiplied the loss.
+            verdict: On the step.
+            skipped: It was asked for and not taken; None to go by the verdict.
+        """
         if scale != self._scale:
             if not self._steps:
                 self.first = step
@@ -61,6 +77,8 @@ class Timeline:
         if verdict is not Verdict.OK:
             self._mark_steps.append(step)
             self._mark_verdicts.append(_INDEX[verdict])
+            told = verdict not in _TAKEN if skipped is None else skipped
+            self._mark_skips.append(told)
         self.last = step
 
     def at(self, step: int) -> float:
@@ -97,7 +115,30 @@ class Timeline:
         """Return how many steps from `first` to `last` were skipped."""
         begin = bisect_left(self._mark_steps, first)
         end = bisect_right(self._mark_steps, last)
-        return sum(place not in _TAKEN for place in self._mark_verdicts[begin:end])
+        return sum(self._mark_skips[begin:end])
+
+    def falls(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yield where the scale falls for good, from the skip before to the lowest.
+
+        By more than the swings of a healthy run, and until it has risen again.
+        """
+        peak, begin, lowest, end = -math.inf, first, math.inf, 0
+        place = max(0, bisect_right(self._steps, first) - 1)
+        stop = bisect_right(self._steps, last)
+        changes = zip(self._steps[place:stop], self._log2[place:stop], strict=True)
+        for step, log2 in changes:
+            if end and log2 >= lowest + RISEN:
+                yield begin, end
+                peak, end = -math.inf, 0
+            if log2 >= peak and not end:
+                peak, begin, lowest = log2, 0, log2
+                continue
+            begin = begin or max(first, step - 1)
+            lowest = min(lowest, log2)
+            if peak - log2 >= FALL and lowest == log2:
+                end = step
+        if end:
+            yield begin, end
 
     def range(self) -> tuple[float, float]:
         """Return the lowest and the highest log2 of the scale."""
@@ -121,10 +162,10 @@ class Phase:
     """A part of a run with one thing to be said of it.
 
     Attributes:
-        name: "steady", or the verdict that it is marked by.
+        name: "steady", "falling" of the scale, or the verdict that it is marked by.
         first: Its first step.
         last: Its last step.
-        skipped: Steps among them that were not taken.
+        skipped: Steps among them that were asked for and not taken.
         scale_from: The scale at its beginning.
         scale_to: The scale at its end.
     """
@@ -145,9 +186,10 @@ def phases_of(timeline: Timeline) -> tuple[Phase, ...]:
     """Cut a run into phases.
 
     A phase of trouble is three or more steps of one verdict with fewer than ten others
-    between two of them; skips that lead up to it without a gap belong to it. One step
-    is enough for verdicts that say something of those before it. All that is between
-    is steady.
+    between two of them, more where only samples tell; skips that lead up to it without
+    a gap belong to it. One step is enough for verdicts that say something of those
+    before it. Between them the scale falls, by more than the swings of a healthy run,
+    or is steady. Calibration begins with the run.
     """
     if not timeline.last:
         return ()
@@ -155,14 +197,27 @@ def phases_of(timeline: Timeline) -> tuple[Phase, ...]:
     begin = timeline.first
     for name, first, last in _stretches(timeline):
         first = max(first, begin)
+        if name == _CALIBRATING and first <= timeline.first + QUIET:
+            first = timeline.first
         if first > begin:
-            phases.append(_phase(timeline, STEADY, begin, first - 1))
+            phases += _untroubled(timeline, begin, first - 1)
         if last >= first:
             phases.append(_phase(timeline, name, first, last))
             begin = last + 1
     if begin <= timeline.last:
-        phases.append(_phase(timeline, STEADY, begin, timeline.last))
+        phases += _untroubled(timeline, begin, timeline.last)
     return tuple(phases)
+
+
+def _untroubled(timeline: Timeline, first: int, last: int) -> Iterator[Phase]:
+    """Yield the phases of a piece in which no verdict stands out."""
+    for begin, end in timeline.falls(first, last):
+        if begin > first:
+            yield _phase(timeline, STEADY, first, begin - 1)
+        yield _phase(timeline, FALLING, begin, end)
+        first = end + 1
+    if first <= last:
+        yield _phase(timeline, STEADY, first, last)
 
 
 def _stretches(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
@@ -175,7 +230,8 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
         before = mark.step
         if mark.verdict in _PASSING:
             continue
-        if mark.verdict is verdict and mark.step - last <= QUIET:
+        quiet = UNSAMPLED if verdict is Verdict.UNDERFLOW else QUIET
+        if mark.verdict is verdict and mark.step - last <= quiet:
             last, steps = mark.step, steps + 1
             continue
         if _lasting(verdict, steps):

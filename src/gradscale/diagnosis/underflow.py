@@ -6,7 +6,8 @@ from typing import Any
 
 from gradscale.core.findings import power
 from gradscale.core.flushed import Flushed, closest_pair, estimate_flushed
-from gradscale.core.scale_advice import advice, percent
+from gradscale.core.hidden_zeros import Tally, hidden_zeros, lost_share, tally_of
+from gradscale.core.scale_advice import percent
 from gradscale.core.underflow import (
     TOLERATED,
     Histogram,
@@ -49,24 +50,33 @@ def lost_at(seen: Histogram, shift: int) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """What one tensor loses.
+    """What one tensor loses. Zeros that backward has flushed are estimated.
 
     Attributes:
         tensor: Its name; empty for all together.
         elements: How many it has.
         zeros: The share of them that is exactly 0, for whatever reason.
-        lost: The share of the others that is too small for float16.
-        subnormal: The share of the others that has fewer digits.
+        flushed: The share of them that is 0 and probably was flushed in backward.
+        lost: The share that is too small for float16, of those that are not truly 0:
+            what is below 2^-24, and what was flushed.
+        subnormal: The share of those that are not 0 that has fewer digits.
         at: What would be lost at another scale, by its distance in bits; None where
-            something would overflow.
+            something would overflow. Missing where nobody can tell: what becomes of
+            a gradient of zeros at a higher scale.
     """
 
     tensor: str
     elements: int
     zeros: float
+    flushed: float
     lost: float
     subnormal: float
     at: Mapping[int, float | None]
+
+    @property
+    def empty(self) -> bool:
+        """All of its elements are 0."""
+        return self.zeros == 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +88,8 @@ class Underflow:
         samples: How many steps were sampled.
         seen: The gradients of that step, all together; the scale is in it.
         whole: What all tensors together lose.
-        tensors: What each tensor loses, the one that loses most first.
+        tensors: What each tensor loses: those of zeros alone first, then the one
+            that loses most.
         advice: Whether another scale would lose less, in a line.
         flushed: What backward flushed to 0, told from two scales; None if there was
             but one.
@@ -132,51 +143,96 @@ class Meter:
         self._seen.append(whole)
         if not whole.nonfinite:
             self._step, self._parts = step, parts
-        return fate(whole).lost
+        return lost_share(map(tally_of, parts.values()))
 
     def table(self) -> Underflow | None:
         """Return the table; None if no finite step was sampled."""
         if not self._parts:
             return None
-        whole = pooled(self._parts.values())
-        tensors = [_lost(name, seen) for name, seen in self._parts.items()]
-        tensors.sort(key=lambda each: (-each.lost, -each.subnormal))
+        parts = list(self._parts.values())
+        whole = pooled(parts)
+        tallies = [tally_of(part) for part in parts]
+        # Of each tensor, at the present scale and at the higher ones.
+        hidden = {
+            shift: hidden_zeros(tallies, shift) for shift in (0, *SHIFTS) if shift >= 0
+        }
+        tensors = [
+            _lost(name, part, {shift: each[place] for shift, each in hidden.items()})
+            for place, (name, part) in enumerate(self._parts.items())
+        ]
+        tensors.sort(key=lambda each: (not each.empty, -each.lost, -each.subnormal))
+        unknown = any(each.empty and each.flushed for each in tensors)
+        sums = {shift: sum(each) for shift, each in hidden.items()}
         pair = closest_pair(self._seen)
         return Underflow(
             step=self._step,
             samples=len(self._seen),
             seen=whole,
-            whole=_lost("", whole),
+            whole=_lost("", whole, sums, unknown=unknown),
             tensors=tuple(tensors),
-            advice=_advice(whole),
+            advice=_advice(whole, tallies, unknown=unknown),
             flushed=estimate_flushed(*pair) if pair else None,
         )
 
 
-def _lost(name: str, seen: Histogram) -> Lost:
+def _lost(
+    name: str, seen: Histogram, hidden: Mapping[int, int], *, unknown: bool = False
+) -> Lost:
+    """Return the row of a tensor.
+
+    Args:
+        name: Of the tensor.
+        seen: What it looks like.
+        hidden: How many of its zeros were flushed, at the present scale and higher.
+        unknown: Some part of it is nothing but zeros that were flushed.
+    """
+    flushed, total = hidden[0], max(seen.total, 1)
+    # Truly 0 are the others.
+    every = max(seen.nonzero + flushed, 1)
+    unknown = unknown or (flushed > 0 and not seen.nonzero)
+    at: dict[int, float | None] = {}
+    for shift in SHIFTS:
+        if shift > 0 and unknown:
+            continue
+        share = lost_at(seen, shift)
+        still = hidden.get(shift, flushed)
+        at[shift] = None if share is None else (share * seen.nonzero + still) / every
     told = fate(seen)
     return Lost(
         tensor=name,
         elements=seen.total,
-        zeros=seen.zeros / max(seen.total, 1),
-        lost=told.lost,
+        zeros=seen.zeros / total,
+        flushed=flushed / total,
+        lost=(told.flushed + flushed) / every,
         subnormal=told.coarse,
-        at={shift: lost_at(seen, shift) for shift in SHIFTS},
+        at=at,
     )
 
 
-def _advice(seen: Histogram) -> str:
-    """Return the line of advice; for elements below the bins, by extrapolation."""
-    now, highest = fate(seen).lost, largest_scale(seen)
-    if not seen.deep or now <= TOLERATED or highest is None:
-        return advice(seen)
+def _advice(seen: Histogram, tallies: Sequence[Tally], *, unknown: bool) -> str:
+    """Return the line of advice: as much scale as fits, if some is lost.
+
+    That is what GS209 advises too: how far below float16 the smallest elements are, a
+    run file does not say, so that no smaller scale is known to be enough.
+    """
+    here, now = power(seen.scale), lost_share(tallies)
+    highest = largest_scale(seen)
+    if highest is None:
+        return f"S = {here}: every element is 0, which tells nothing"
     bits = shift_between(seen.scale, highest) - SPARE_BITS
-    if bits <= 0:
-        return advice(seen)
-    shares = [(shift, lost_at(seen, shift) or 0.0) for shift in range(bits + 1)]
-    enough = (pair for pair in shares if pair[1] <= TOLERATED)
-    shift, lost = next(enough, shares[-1])
-    return (
-        f"raise S to {power(seen.scale * 2.0**shift)}: lost elements {percent(now)} -> "
-        f"about {percent(lost)}"
-    )
+    if now <= TOLERATED:
+        little = f"about {percent(now)} of the elements" if now else "no element"
+        return f"S = {here} loses {little}, and up to {power(highest)} none overflows"
+    lost = f"about {percent(now)} of the elements are lost at S = {here}"
+    if bits < SPARE_BITS:
+        return (
+            f"{lost}, and a higher scale would overflow: keep the layers with the "
+            "largest gradients in float32, or train in bfloat16"
+        )
+    raised = f"{lost}: raise it to {power(seen.scale * 2.0**bits)}"
+    if unknown:
+        return f"{raised}; what appears there of the tensors of zeros shows only then"
+    hidden = sum(hidden_zeros(tallies, bits))
+    every = seen.nonzero + sum(hidden_zeros(tallies))
+    there = ((lost_at(seen, bits) or 0.0) * seen.nonzero + hidden) / max(every, 1)
+    return f"{raised}, where it would be about {percent(there)}"

@@ -8,11 +8,13 @@ from rich.table import Table
 from rich.text import Text
 
 from gradscale.core.findings import power
+from gradscale.core.scale_advice import percent as about
 from gradscale.core.verdicts import Verdict
 from gradscale.diagnosis import Comparison, Diagnosis
 from gradscale.diagnosis.comparison import Parting
+from gradscale.report.columns import columns_of
 from gradscale.report.looks import LOOKS, named, shown_step
-from gradscale.report.run_screen import HEALTH_STYLE, columns_of
+from gradscale.report.run_screen import HEALTH_STYLE
 from gradscale.report.tables import percent
 
 _NOTHING = "–"
@@ -101,7 +103,9 @@ def _figures(run: Diagnosis) -> dict[str, str]:
     if run.headroom is not None:
         shown["headroom"] = f"{run.headroom:.1f} bits"
     if run.underflow is not None:
-        shown["lost to underflow"] = percent(run.underflow.whole.lost)
+        whole = run.underflow.whole
+        guessed = f"~{about(whole.lost)}"
+        shown["lost to underflow"] = guessed if whole.flushed else percent(whole.lost)
     codes = ", ".join(dict.fromkeys(finding.code for finding in run.serious))
     shown["findings"] = codes or "none"
     return shown

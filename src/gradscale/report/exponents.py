@@ -3,6 +3,7 @@
 from typing import Any
 
 from gradscale.core.findings import power
+from gradscale.core.scale_advice import percent as about
 from gradscale.diagnosis.underflow import Underflow
 from gradscale.report.figures import alt
 from gradscale.report.looks import shown_step
@@ -30,10 +31,14 @@ def exponent_panel(underflow: Underflow) -> alt.LayerChart:
     ]
     # Left of all exponents: what float16 has as 0, and what is smaller still.
     zero, below = _SUBNORMAL - 7.5, _SUBNORMAL - 4.5
+    flushed = underflow.whole.flushed
     bars += [
         _bar(zero, seen.zeros / total, "exactly 0"),
         _bar(below, seen.deep / total, "below float16"),
     ]
+    if flushed:
+        # In front of all zeros.
+        bars.append(_bar(zero, flushed, "below float16"))
     labels = [{"x": zero + 0.5, "text": "0"}, {"x": below + 0.5, "text": "<2^-24"}]
     if seen.above:
         bars.append(_bar(_END + 1.0, seen.above / total, "beyond float16"))
@@ -80,13 +85,27 @@ def exponent_panel(underflow: Underflow) -> alt.LayerChart:
         .mark_text(dy=8, baseline="top", fontSize=12, color=QUIET)
         .encode(x=alt.X("x:Q", scale=domain), y=alt.value(200), text="text:N")
     )
-    lost = percent(underflow.whole.lost)
+    whole = underflow.whole
+    lost = f"about {about(whole.lost)}" if flushed else percent(whole.lost)
     caption = (
-        f"Gradients at step {shown_step(underflow.step)}: of what is not 0, {lost} is "
-        f"too small for float16, {percent(underflow.whole.subnormal)} subnormal"
+        f"Gradients at step {shown_step(underflow.step)}: {lost} of the elements lost, "
+        f"{percent(whole.subnormal)} of what is not 0 subnormal"
     )
-    return alt.layer(*_bands(domain), columns, names).properties(
+    layers = [*_bands(domain), columns, names]
+    if flushed:
+        layers.append(_flushed_note(x, y, zero, flushed))
+    return alt.layer(*layers).properties(
         width=WIDTH, height=200, title=caption_of(caption)
+    )
+
+
+def _flushed_note(x: alt.X, y: alt.Y, zero: float, flushed: float) -> alt.Chart:
+    """Return the words beside the zeros that backward has flushed by an estimate."""
+    words = [{"from": zero + 1.0, "share": flushed, "text": "probably flushed"}]
+    return (
+        alt.Chart(alt.Data(values=words))
+        .mark_text(align="left", dx=5, dy=8, fontSize=12, color="#D55E00")
+        .encode(x=x, y=y, text="text:N")
     )
 
 

@@ -41,6 +41,17 @@ ORDER = tuple(LOOKS)
 NORMAL = (Verdict.OK, Verdict.CALIBRATING, Verdict.PROBING)
 
 
+def phase_look(name: str) -> Look:
+    """Return how a phase looks that is not steady: as its verdict does.
+
+    >>> phase_look("falling").letter, phase_look("collapse").letter
+    ('o', 'C')
+    """
+    # A scale falls by overflow.
+    by_name = {str(verdict): look for verdict, look in LOOKS.items()}
+    return by_name.get(name, LOOKS[Verdict.OVERFLOW])
+
+
 def named(verdict: Verdict) -> str:
     """Return a verdict as people read it.
 

@@ -8,13 +8,15 @@ from gradscale.diagnosis import Diagnosis
 from gradscale.diagnosis.timeline import STEADY
 from gradscale.report.exponents import LINE, QUIET, WIDTH, caption_of, exponent_panel
 from gradscale.report.figures import alt
-from gradscale.report.looks import LOOKS, ORDER, named, shown_step
+from gradscale.report.looks import LOOKS, ORDER, named, phase_look, shown_step
 
 _INK, _GRID = "#1F2328", "#E8EAED"
 # Pieces of the timeline that are drawn one by one: the figure has no more pixels.
 PIECES = 780
 # A floor or ceiling further away would squeeze all the rest into a line.
 _NEAR = 8
+# Letters of a title that fit.
+_TITLE = 84
 
 
 def run_figure(diagnosis: Diagnosis) -> alt.VConcatChart:
@@ -65,7 +67,10 @@ def run_figure(diagnosis: Diagnosis) -> alt.VConcatChart:
 def _title(diagnosis: Diagnosis) -> str:
     serious = diagnosis.serious
     said = f"{serious[0].code} {serious[0].what}" if serious else "Nothing is wrong"
-    return said if len(said) <= 84 else said[:83].rstrip() + "…"
+    if len(said) > _TITLE:
+        # How often, and until when, is said last.
+        said = said.partition("; ")[0]
+    return said if len(said) <= _TITLE else said[: _TITLE - 1].rstrip() + "…"
 
 
 def _subtitle(diagnosis: Diagnosis) -> str:
@@ -100,7 +105,8 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
     )
     shades = (
         alt.Chart(alt.Data(values=_shades(diagnosis)))
-        .mark_rect()
+        # The last step of a run is as wide as any, and the axis ends where it begins.
+        .mark_rect(clip=True)
         .encode(
             x=alt.X("first:Q", scale=steps),
             x2="last:Q",
@@ -176,9 +182,12 @@ def _rules(diagnosis: Diagnosis, low: float, high: float) -> list[dict[str, Any]
 
 
 def _shades(diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    colours = {str(verdict): _pale(look.colour) for verdict, look in LOOKS.items()}
     return [
-        {"first": phase.first, "last": phase.last + 1, "colour": colours[phase.name]}
+        {
+            "first": phase.first,
+            "last": phase.last + 1,
+            "colour": _pale(phase_look(phase.name).colour),
+        }
         for phase in diagnosis.phases
         if phase.name != STEADY
     ]

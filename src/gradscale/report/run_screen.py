@@ -3,23 +3,26 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from gradscale.core.findings import Finding, Health, power
+from gradscale.core.verdicts import Verdict
 from gradscale.diagnosis import Diagnosis
 from gradscale.diagnosis.culprits import Culprit
 from gradscale.diagnosis.timeline import STEADY, Phase
-from gradscale.diagnosis.underflow import SHIFTS, Lost, Underflow
 from gradscale.report.chart import mark_legend, scale_chart
-from gradscale.report.looks import LOOKS, NORMAL, named, shown_step
+from gradscale.report.columns import columns_of, shortened
+from gradscale.report.looks import LOOKS, NORMAL, named, phase_look, shown_step
 from gradscale.report.tables import percent
+from gradscale.report.underflow_screen import underflow_parts
 
 # Rows of a table beyond which only their number is told.
 MOST = 10
+# What the columns of counts take in a table of culprits.
+_BESIDE_NAME, _LEAST_NAME = 40, 20
 HEALTH_STYLE = {
     Health.HEALTHY: "bold green",
     Health.FINDINGS: "bold yellow",
@@ -40,9 +43,10 @@ def run_screen(diagnosis: Diagnosis, width: int, *, braille: bool = True) -> Gro
         if len(diagnosis.phases) > 1:
             parts += _part("Phases", _phase_table(diagnosis.phases))
     if diagnosis.culprits:
-        parts += _part("Not finite", _culprit_table(diagnosis.culprits))
+        parts += _part("Not finite", _culprit_table(diagnosis.culprits, width))
     if diagnosis.underflow:
-        parts += _part("Underflow", *underflow_parts(diagnosis.underflow))
+        shown = underflow_parts(diagnosis.underflow, width, diagnosis.findings)
+        parts += _part("Underflow", *shown)
     parts += _part("Findings", Group(*findings(diagnosis.findings)))
     return Group(*parts)
 
@@ -52,12 +56,16 @@ def headline(diagnosis: Diagnosis) -> Text:
     skipped, steps = diagnosis.skipped, diagnosis.steps
     share = f" ({percent(skipped / steps)})" if steps and skipped else ""
     counts = f"{shown_step(steps)} steps, {shown_step(skipped)} skipped{share}"
+    if idle := diagnosis.verdicts.get(Verdict.NO_GRADIENTS, 0):
+        counts += f", {shown_step(idle)} without gradients"
+    going = diagnosis.meta.get("end", {}).get("state") == "running"
+    nothing = "no step yet" if going else "no step was recorded"
     health = str(diagnosis.health)
     return Text.assemble(
         (str(diagnosis.path.name), "bold"),
         "  ",
         (health, HEALTH_STYLE[diagnosis.health]),
-        f"  {counts if steps else 'no step yet'}",
+        f"  {counts if steps else nothing}",
     )
 
 
@@ -99,47 +107,6 @@ def verdict_table(diagnosis: Diagnosis) -> Table:
             Text("normal" if verdict in NORMAL else "", style="dim"),
         )
     return table
-
-
-def underflow_parts(underflow: Underflow) -> list[RenderableType]:
-    """Return what the scale loses, and what another would, as table and words."""
-    scale = power(underflow.scale)
-    said = Text(f"At step {shown_step(underflow.step)}, S = {scale}; ", style="dim")
-    said.append("lost: share of what is not 0; higher S: about so", style="dim")
-    shifts = [f">at {power(underflow.scale * 2.0**shift)}" for shift in SHIFTS]
-    table = columns_of("tensor", ">zero", ">subnormal", ">lost now", *shifts)
-    for lost in (underflow.whole, *underflow.tensors[:MOST]):
-        table.add_row(*_lost_row(lost))
-    more = len(underflow.tensors) - MOST
-    parts: list[RenderableType] = [said, table]
-    if more > 0:
-        parts.append(Text(f"and {more} tensors that lose no more", style="dim"))
-    return [*parts, *(Text(sentence) for sentence in _reading(underflow))]
-
-
-def _reading(underflow: Underflow) -> list[str]:
-    said = [underflow.advice[0].upper() + underflow.advice[1:] + "."]
-    if underflow.flushed is not None:
-        told = str(underflow.flushed)
-        said.append(told[0].upper() + told[1:] + ".")
-    return said
-
-
-def _lost_row(lost: Lost) -> list[RenderableType]:
-    style = "bold" if not lost.tensor else ""
-    return [
-        Text(lost.tensor or "all together", style=style, overflow="fold"),
-        percent(lost.zeros),
-        percent(lost.subnormal),
-        _share(lost.lost),
-        *(_share(lost.at[shift]) for shift in SHIFTS),
-    ]
-
-
-def _share(share: float | None) -> Text:
-    if share is None:
-        return Text("overflow", style="dim")
-    return Text(percent(share), style="yellow" if share >= 0.01 else "")
 
 
 def _facts(diagnosis: Diagnosis) -> RenderableType:
@@ -199,7 +166,8 @@ def _policy(policy: Any) -> str:
 def _ran(diagnosis: Diagnosis) -> str:
     meta = diagnosis.meta
     state = str(meta.get("end", {}).get("state", "unknown"))
-    words = {"running": "still running, or killed", "exit": "ended", "closed": "ended"}
+    words = {"running": "still running, or killed"}
+    words |= dict.fromkeys(("exit", "closed", "error"), "ended")
     ended = words.get(state, state)
     error = meta.get("end", {}).get("error")
     parts = [f"{ended} with {error}" if error else ended]
@@ -229,7 +197,7 @@ def _phase_table(phases: Sequence[Phase]) -> RenderableType:
         if crowd and place == half:
             left = len(phases) - MOST
             table.add_row(Text(f"… {left} more", style="dim"), "", "", "")
-        style = "" if phase.name == STEADY else _style(phase.name)
+        style = "" if phase.name == STEADY else phase_look(phase.name).style
         ends = power(phase.scale_from), power(phase.scale_to)
         table.add_row(
             Text(phase.name.replace("_", " "), style=style),
@@ -240,32 +208,24 @@ def _phase_table(phases: Sequence[Phase]) -> RenderableType:
     return table
 
 
-def _style(name: str) -> str:
-    return next(look.style for verdict, look in LOOKS.items() if str(verdict) == name)
-
-
-def _culprit_table(culprits: Sequence[Culprit]) -> RenderableType:
-    table = columns_of("tensor", ">skipped steps", ">first in", ">NaN", "from – to")
-    for each in culprits[:MOST]:
+def _culprit_table(culprits: Sequence[Culprit], width: int) -> RenderableType:
+    table = columns_of("tensor", ">skipped steps", ">first in", ">NaN", ">from – to")
+    spans = [
+        f"{shown_step(each.first)} – {shown_step(each.last)}"
+        for each in culprits[:MOST]
+    ]
+    room = max(_LEAST_NAME, width - _BESIDE_NAME - max(map(len, spans)))
+    for each, span in zip(culprits[:MOST], spans, strict=False):
         table.add_row(
-            Text(each.name, overflow="fold"),
+            shortened(each.name, room),
             shown_step(each.steps),
             shown_step(each.first_in),
             shown_step(each.nan),
-            f"{shown_step(each.first)} – {shown_step(each.last)}",
+            span,
         )
     more = len(culprits) - MOST
     note = [Text(f"and {more} more", style="dim")] if more > 0 else []
     return Group(table, *note)
-
-
-def columns_of(*columns: str) -> Table:
-    """Return a table; columns that begin with > are flush right."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(column.lstrip(">"), justify="right" if right else "left")
-    return table
 
 
 def _part(title: str, *body: RenderableType) -> list[RenderableType]:

@@ -13,10 +13,11 @@ from gradscale.diagnosis.following import Follower
 from gradscale.report.chart import mark_legend, scale_chart
 from gradscale.report.looks import LOOKS, named, shown_step
 from gradscale.report.run_screen import HEALTH_STYLE
-from gradscale.report.tables import percent
 
 # Findings that fit below the chart.
 MOST = 3
+# Steps of which recent skips are counted.
+RECENT = 100
 # A run that has written nothing for so long may have been killed.
 SILENT = 30.0
 
@@ -65,12 +66,12 @@ def vitals(follower: Follower) -> dict[str, str]:
     row = follower.last
     assert row is not None
     marks = follower.timeline
-    recent = marks.skips(max(marks.first, row.step - 99), row.step)
+    begin = max(marks.first, row.step - RECENT + 1)
+    recent, of = marks.skips(begin, row.step), row.step - begin + 1
     shown = {
         "step": shown_step(row.step),
         "scale": power(row.scale),
-        "skipped": f"{shown_step(follower.skipped)} "
-        f"({percent(follower.skipped / follower.steps)}), {recent} of the last 100",
+        "skipped": f"{shown_step(follower.skipped)}, {recent} of the last {of}",
     }
     if row.amax and row.applied:
         shown["headroom"] = f"{TOP - exponent(row.amax):.1f} bits"

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from gradscale.core.underflow import Fate, Histogram, fate, lost_share
+from gradscale.core.hidden_zeros import Tally, lost_share
+from gradscale.core.underflow import NORMAL_FROM, Fate, Histogram, fate
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
 from gradscale.torch.devices import host_value
 from gradscale.torch.kernels.plain_histogram import (
@@ -61,6 +62,7 @@ class UnderflowSample(NamedTuple):
         activations: The histogram of the gradient of each module's output, by the
             name of the module; empty unless they are watched.
         peaks: The largest magnitude of each gradient, where it is known.
+        counts: i64[n, SLOTS], those of each gradient.
     """
 
     step: int
@@ -69,6 +71,7 @@ class UnderflowSample(NamedTuple):
     tensors: Mapping[str, Histogram]
     activations: Mapping[str, Histogram]
     peaks: Mapping[str, float]
+    counts: Tensor
 
     @property
     def whole(self) -> Fate:
@@ -79,9 +82,9 @@ class UnderflowSample(NamedTuple):
     def lost(self) -> float:
         """The share of gradient elements too small for float16 at this scale.
 
-        Zeros that backward seems to have flushed are among them.
+        An estimate: zeros that backward seems to have flushed are among them.
         """
-        return lost_share(self.total)
+        return lost_share(tallies_of(self.counts))
 
     def rows(self) -> Mapping[str, TensorSample]:
         """Return what a run file keeps: `RunWriter.samples(sample.step, rows)`."""
@@ -108,6 +111,26 @@ def row_of(seen: Histogram) -> TensorSample:
         above=seen.above,
         nonfinite=seen.nonfinite,
     )
+
+
+def tallies_of(counts: Tensor) -> list[Tally]:
+    """Return what each gradient looks like; the same as its row in a run file tells.
+
+    Args:
+        counts: i64[n, SLOTS], on the host.
+    """
+    # Whole numbers, so that sums are exact in any order. What lies above the bins
+    # stands right behind them.
+    kept = counts[:, FIRST + LOWEST_EXPONENT - LOWEST : NONFINITE]
+    columns = (
+        counts[:, ZEROS],
+        counts[:, BELOW : FIRST + LOWEST_EXPONENT - LOWEST].sum(1),
+        kept[:, 0],
+        kept.sum(1),
+        (kept * torch.arange(kept.shape[1], device=kept.device)).sum(1),
+        kept[:, NORMAL_FROM - LOWEST_EXPONENT :].sum(1),
+    )
+    return [Tally(*row) for row in torch.stack(columns, 1).tolist()]
 
 
 Parts = list[tuple[list[str], Late]]
@@ -137,14 +160,15 @@ class Taken:
             [(names, late.values()) for names, late in parts]
             for parts in (self.tensors, self.activations, self.peaks)
         )
-        counts = torch.cat([rows for _, rows in tensors]).sum(0)
+        counts = torch.cat([rows for _, rows in tensors])
         return UnderflowSample(
             self.step,
             scale,
-            _histogram(counts.tolist(), scale),
+            _histogram(counts.sum(0).tolist(), scale),
             Made(partial(_histograms, tensors, scale)),
             Made(partial(_histograms, activations, scale)),
             Made(partial(_by_name, peaks)),
+            counts,
         )
 
 

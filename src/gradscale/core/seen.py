@@ -1,0 +1,153 @@
+"""The evidence of a finding, in words.
+
+Evidence is a flat table, whose names are for programs. What belongs together is said
+together, in the order below; a name that is not known here is printed as it is.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Evidence = Mapping[str, Any]
+
+
+def in_words(evidence: Evidence) -> str:
+    """Return what was seen, in half-sentences.
+
+    >>> in_words({"since": 90, "loss": "nan", "over": True, "finite_before": True})
+    'the loss was NaN, and finite before and after'
+    """
+    left = {name: value for name, value in evidence.items() if name not in _SILENT}
+    said = []
+    for names, phrase in _PHRASES:
+        if names[0] in left:
+            said.append(phrase(left))
+            for name in names:
+                left.pop(name, None)
+    said += [f"{name.replace('_', ' ')} {_shown(left[name])}" for name in left]
+    return "; ".join(part for part in said if part)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _loss(seen: Evidence) -> str:
+    names = {"nan": "NaN", "inf": "infinite", "not finite": "not finite"}
+    said = f"the loss was {names.get(seen['loss'], _shown(seen['loss']))}"
+    before, after = seen.get("finite_before"), seen.get("over")
+    when = [word for word, holds in (("before", before), ("after", after)) if holds]
+    if when:
+        return f"{said}, and finite {' and '.join(when)}"
+    return f"{said}, and was never finite before" if before is False else said
+
+
+def _taken(seen: Evidence) -> str:
+    return (
+        f"{seen['applied']} of {seen['steps']} steps taken" if seen["applied"] else ""
+    )
+
+
+def _skips(seen: Evidence) -> str:
+    if "of" in seen:
+        return f"{seen['steps']} of {seen['of']} steps skipped"
+    return f"{seen['steps']} steps in a row" if seen["steps"] > 1 else ""
+
+
+def _times(seen: Evidence) -> str:
+    # With a first and a last step it is in the first line of the finding.
+    counted = seen["times"] > 1 and "first_step" not in seen
+    return f"{seen['times']} times" if counted else ""
+
+
+def _scale(seen: Evidence) -> str:
+    scale, first = seen.get("scale"), seen.get("scale_from")
+    if scale is None or first in (None, scale):
+        return f"S = {scale or first}"
+    bits = f" by {seen['bits']:g} bits" if "bits" in seen else ""
+    return f"S fell{bits} from {first} to {scale}"
+
+
+def _signal(seen: Evidence) -> str:
+    name = "S" if seen["signal"] == "scale" else "the largest gradient"
+    usual, now = seen["usual_log2"], seen["now_log2"]
+    return f"{name} is usually about 2^{usual:g} and is about 2^{now:g} now"
+
+
+def _tensors(seen: Evidence) -> str:
+    number = seen.get("culprits", 1)
+    of = f"{number} of {seen['tensors']}" if seen.get("tensors") else f"{number}"
+    plural = "" if of == "1" else "s"
+    return f"{of} tensor{plural} not finite, first {seen['culprit']}"
+
+
+def _rise(seen: Evidence) -> str:
+    low, mean, start = (seen.get(n) for n in ("loss_low", "loss_mean", "loss_start"))
+    if low is None:
+        return f"the loss had gone from {start:.4g} to {seen['loss_last']:.4g}"
+    at_first = "" if start is None else f", {start:.4g} at the start"
+    return f"the loss had risen from {low:.4g} to {mean:.4g}{at_first}"
+
+
+def _place(seen: Evidence) -> str:
+    return f"first not finite in step {seen['place_step']}: {seen['place']}"
+
+
+def _either(name: str, yes: str, no: str = "") -> Callable[[Evidence], str]:
+    return lambda seen: yes if seen[name] else no
+
+
+def _filled(text: str) -> Callable[[Evidence], str]:
+    return text.format_map
+
+
+# Said elsewhere in a finding, or only for programs.
+_SILENT: tuple[str, ...] = (
+    "since",
+    "room",
+    "place_at",
+    "place_module",
+    "place_direction",
+)
+_SILENT += ("place_operation", "place_tensor", "place_kind", "place_instead")
+# The names that a phrase takes in, the first of which calls for it.
+_PHRASES: tuple[tuple[tuple[str, ...], Callable[[Evidence], str]], ...] = (
+    (("place", "place_step"), _place),
+    (("loss", "finite_before", "over"), _loss),
+    (
+        ("nan",),
+        _either("nan", "NaN among the gradients", "infinity and no NaN"),
+    ),
+    (
+        ("loss_finite",),
+        _either("loss_finite", "the loss was finite", "the loss was not finite"),
+    ),
+    (("applied",), _taken),
+    (("steps", "of"), _skips),
+    (("floor_steps",), _filled("{floor_steps} in a row at the floor")),
+    (("times", "first_step", "last_step"), _times),
+    (("mended",), _either("mended", "ten steps in a row were finite later")),
+    (("signal", "usual_log2", "now_log2", "bits"), _signal),
+    (("scale_from", "scale", "bits", "fallen"), _scale),
+    (("scale",), _scale),
+    (("at_floor",), _either("at_floor", "S is at its floor")),
+    (("falling",), _either("falling", "S is falling", "S holds its place")),
+    (("fits",), _filled("as float16 it leaves room for S = {fits}")),
+    (("lost",), _filled("{lost:.0%} of the elements too small")),
+    (("amax",), _filled("largest scaled gradient {amax:.4g}")),
+    (("headroom_bits",), _filled("{headroom_bits:g} bits below 65504")),
+    (("culprit", "culprits", "tensors"), _tensors),
+    (("loss_low", "loss_mean", "loss_start"), _rise),
+    (("loss_last", "loss_start"), _rise),
+    (
+        ("gradients_grown_bits",),
+        _filled("gradients had grown by {gradients_grown_bits:g} bits"),
+    ),
+    (("usual_before",), _filled("all was as usual before step {usual_before}")),
+    (("steps_before",), _filled("{steps_before} steps before")),
+    (
+        ("gradients_before",),
+        _either("gradients_before", "gradients before", "never a gradient before"),
+    ),
+)
