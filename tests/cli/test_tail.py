@@ -171,3 +171,20 @@ def test_followed_findings_are_those_of_the_finished_run(tmp_path):
         follower = Follower(run)
         follower.poll()
     assert follower.findings == said
+
+
+def test_what_a_run_was_told_beside_its_steps_is_said_once(tmp_path):
+    path = tmp_path / "run.gs"
+    with RunWriter(path) as writer:
+        writer.event("GS301", data={"what": "the scaler was not resumed"})
+        writer.step(1, 65536.0, True, "GS000")
+    with open_run(path) as run:
+        follower = Follower(run)
+        assert [seen.findings for seen in follower.poll()] == [()]
+        assert [found.code for found in follower.messages] == ["GS301"]
+        follower.poll()
+        assert follower.messages == []
+        assert [found.code for found in follower.findings] == ["GS301"]
+    done = call(path)
+    assert done.stdout.count("the scaler was not resumed") == 1
+    assert "findings: " in done.stdout

@@ -121,7 +121,7 @@ def test_an_underflow_without_headroom_names_the_scale_it_has():
 
 def test_a_sample_says_its_share():
     assert found("GS209", [GOOD._replace(lost=0.41)] * 2).what == (
-        "41 % of the gradient elements are too small for float16 at S = 2^16"
+        "about 41 % of the gradient elements are too small for float16 at S = 2^16"
     )
 
 

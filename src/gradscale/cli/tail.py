@@ -73,6 +73,8 @@ def _print_json(follower: Follower, new: Iterable[Seen]) -> None:
         _print_line({**row._asdict(), "verdict": str(verdict), "code": verdict.code})
         for finding in findings:
             _print_line({"finding": finding.as_dict()})
+    for finding in follower.messages:
+        _print_line({"finding": finding.as_dict()})
 
 
 def _print_line(data: object) -> None:
@@ -96,9 +98,9 @@ def _write(file: Path, every: float, console: Console) -> None:
     last: list[str] = []
 
     def on_new(follower: Follower, new: list[Seen]) -> None:
-        for seen in new:
-            for finding in seen.findings:
-                console.print(finding.text(), markup=False, soft_wrap=True)
+        said = [finding for seen in new for finding in seen.findings]
+        for finding in (*said, *follower.messages):
+            console.print(finding.text(), markup=False, soft_wrap=True)
         if follower.ended and follower.last is None:
             console.print(f"{follower.health}: no step was recorded", soft_wrap=True)
         elif follower.ended:

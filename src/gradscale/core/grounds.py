@@ -197,7 +197,7 @@ def underflow(facts: Facts) -> Finding:
     if record.lost is not None and course.lost.length:
         run = course.lost
         seen["lost"] = record.lost
-        share = f"{100.0 * record.lost:.0f} % of the gradient elements"
+        share = f"about {100.0 * record.lost:.0f} % of the gradient elements"
         what = f"{share} are too small for float16 at S = {scale}"
     if 0.0 < record.amax < math.inf:
         headroom = exponent(65504.0) - exponent(record.amax)

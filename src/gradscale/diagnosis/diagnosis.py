@@ -1,29 +1,26 @@
 """All that a run file tells, in one value."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradscale.core.alarms import TOP, exponent
-from gradscale.core.catalogue import BY_CODE
-from gradscale.core.findings import SEVERITY, Finding, Health, by_severity
+from gradscale.core.findings import Finding, Health, by_severity
 from gradscale.core.judging import Judge
 from gradscale.core.summary import folded, mended
 from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.diagnosis.culprits import NOBODY, Culprit, Culprits, Place, tensors_in
+from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.placing import with_place
 from gradscale.diagnosis.records import Bounds, Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
 from gradscale.diagnosis.underflow import Meter, Underflow
-from gradscale.runfile import EventRow, Run, StepRow
+from gradscale.runfile import Run, StepRow
 
 # Between two reports of progress.
 REPORT_EVERY = 4096
 _WEIGHTS = Verdict.WEIGHTS_NONFINITE.code
-# Findings that are always hopeless; a recorded one does not say.
-_HOPELESS = ("GS202", "GS207", "GS208")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +170,7 @@ def diagnose_run(
             on_steps(REPORT_EVERY)
     found += judge.end()
     found = [with_place(finding, culprits) for finding in found]
-    found += _recorded(events, {finding.code for finding in found})
+    found += recorded(events, {finding.code for finding in found})
     found = folded(mended(found, judge.well_at))
     return Diagnosis(
         path=run.path,
@@ -194,40 +191,4 @@ def diagnose_run(
         last=row,
         headroom=None if fit is None else TOP - exponent(fit.amax),
         seconds=row.time - first.time if row and first else 0.0,
-    )
-
-
-def _recorded(events: Iterable[EventRow], known: set[str]) -> list[Finding]:
-    """Return a finding for each message of the run that the steps do not tell."""
-    first: dict[str, EventRow] = {}
-    times: Counter[str] = Counter()
-    for event in events:
-        if event.code in known or event.code.startswith("GS0"):
-            continue
-        # Of the codes that a judge gives, events also say who was not finite.
-        told = isinstance(event.data, Mapping) and "what" in event.data
-        if told or event.code not in SEVERITY:
-            first.setdefault(event.code, event)
-            times[event.code] += 1
-    return [_message(event, times[code]) for code, event in first.items()]
-
-
-def _message(event: EventRow, times: int) -> Finding:
-    entry = BY_CODE.get(event.code)
-    data = event.data if isinstance(event.data, Mapping) else {}
-    evidence, advice = data.get("evidence"), data.get("advice")
-    summary = entry.summary if entry else "a message that this version does not know"
-    known = entry.advice if entry else ()
-    seen = evidence if isinstance(evidence, Mapping) else {}
-    return Finding(
-        code=event.code,
-        where=event.where or "",
-        step=event.step or 0,
-        since=event.step or 0,
-        what=str(data.get("what") or summary),
-        cost="",
-        evidence={"times": times, **seen},
-        advice=tuple(map(str, advice)) if isinstance(advice, list) else tuple(known),
-        more=f"gradscale explain {event.code}",
-        hopeless=event.code in _HOPELESS,
     )

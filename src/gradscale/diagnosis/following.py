@@ -8,6 +8,7 @@ from gradscale.core.judging import Judge
 from gradscale.core.summary import mended
 from gradscale.core.verdicts import Verdict
 from gradscale.diagnosis.culprits import NOBODY, Culprits, tensors_in
+from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.records import Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Timeline
 from gradscale.runfile import Run, StepRow
@@ -53,6 +54,7 @@ class Follower:
         steps: How many were read so far.
         timeline: Of all of them.
         findings: All that was said so far.
+        messages: Those of the last look that no step tells.
         meta: What is known of the run as a whole, as of the last look.
         last: The last row; None if there is none.
         behind: There may be more to read at once.
@@ -64,6 +66,7 @@ class Follower:
         self.meta: dict[str, Any] = {}
         self.behind = self.ended = False
         self.last: StepRow | None = None
+        self.messages: list[Finding] = []
         self._begin()
 
     @property
@@ -86,10 +89,12 @@ class Follower:
         ended = self.meta.get("end", {}).get("state", "running") != "running"
         if self._run.last_step < self.timeline.last:
             self._begin()
+        # A step is written before its events: those of a later step are not here yet.
+        events = list(self._run.events())
         rows = list(islice(self._run.steps(self.timeline.last), AT_ONCE))
         self.behind = len(rows) == AT_ONCE
         bad = any(not row.applied for row in rows)
-        culprits = Culprits(self._run, self._run.events()) if bad else None
+        culprits = Culprits(self._run, events) if bad else None
         seen = []
         for row in rows:
             blamed = culprits is not None and not row.applied
@@ -107,6 +112,9 @@ class Follower:
             self.steps += 1
             seen.append(Seen(row, verdict, said))
         self.ended = ended and not self.behind
+        known = {finding.code for finding in self.findings}
+        self.messages = [] if self.behind else recorded(events, known)
+        self.findings += self.messages
         return seen
 
     def _begin(self) -> None:

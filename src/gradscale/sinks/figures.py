@@ -48,7 +48,8 @@ class Figures:
         """Take in one step; return its figures, None if it is not told."""
         verdict = judgement.verdict
         if verdict is not Verdict.NO_GRADIENTS:
-            skipped = verdict not in _TAKEN
+            # A loss may be infinite beside gradients that are not, and a step taken.
+            skipped = not record.applied and verdict not in _TAKEN
             self._skipped += skipped
             self._recent.append(skipped)
         if verdict is Verdict.OK and record.step % self._every:
