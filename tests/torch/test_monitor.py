@@ -213,3 +213,40 @@ def test_a_second_trouble_has_a_place_of_its_own(tmp_path):
     with open_run(tmp_path / "run.gs") as run:
         places = [event.step for event in run.events() if "direction" in event.data]
     assert [step // 30 for step in places] == [0, 1]
+
+
+def bundled(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+def test_a_bundle_is_written_on_request_and_says_what_it_holds(tmp_path):
+    scaler = GradScaler("cpu")
+    train(scaler, 30, nan_from=20)
+    folder = scaler.write_bundle(tmp_path)
+    assert folder.parent == tmp_path
+    assert bundled(folder, "finding.json")["code"] == "GS203"
+    # Facts are two steps old.
+    assert [step["step"] for step in bundled(folder, "steps.json")][-1] == 28
+    names = {path.name for path in folder.iterdir()} - {"manifest.json"}
+    manifest = bundled(folder, "manifest.json")
+    assert manifest.keys() == names | {"user data"}
+    assert manifest["user data"].startswith("none")
+    assert scaler.write_bundle(tmp_path) != folder
+
+
+def test_a_batch_is_in_a_bundle_only_if_it_was_given(tmp_path):
+    scaler, batch = GradScaler("cpu"), {"x": torch.arange(3)}
+    train(scaler, 5)
+    folder = scaler.write_bundle(tmp_path, batch=batch)
+    kept = torch.load(folder / "batch.pt", weights_only=True)
+    assert torch.equal(kept["x"], batch["x"])
+    assert "batch.pt" in bundled(folder, "manifest.json")["user data"]
+    assert not (folder / "finding.json").exists()
+
+
+def test_a_bundle_that_cannot_be_written_leaves_nothing(tmp_path):
+    scaler = GradScaler("cpu")
+    train(scaler, 5)
+    with pytest.raises(Exception, match="pickle"):
+        scaler.write_bundle(tmp_path, batch=lambda: None)
+    assert list(tmp_path.iterdir()) == []

@@ -1,11 +1,11 @@
-"""The evidence of a run that was stopped, in a folder."""
+"""The evidence of a run's last steps, in a folder."""
 
 import json
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +17,56 @@ from gradscale.core.verdicts import StepRecord
 
 def write_bundle(
     parent: Path,
-    finding: Finding,
-    records: Iterable[StepRecord],
+    finding: Finding | None,
+    records: Sequence[StepRecord],
     state: Mapping[str, Any],
+    batch: Any = None,
 ) -> Path:
-    """Write what is known of a failure; return the folder.
+    """Write what is known of a run's last steps; return the folder.
 
-    It appears whole or not at all, and an earlier one is never written over. No batch,
-    weight or gradient is in it.
+    It appears whole or not at all, and an earlier one is never written over. No weight
+    or gradient is in it, and no batch but one that was given.
 
     Args:
         parent: Where the folder goes.
-        finding: Why the run was stopped.
+        finding: What was found last; None if nothing was.
         records: The last steps.
         state: The scaler's `state_dict()`.
+        batch: Saved as it is, if it was given.
     """
-    files = {
-        "finding.json": {**finding.as_dict(), "text": finding.text()},
+    files: dict[str, Any] = {
         "steps.json": [record._asdict() for record in records],
         "scaler.json": dict(state),
         "versions.json": {
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "manifest.json": {
-            "finding.json": "why the run was stopped",
-            "steps.json": "the facts of the last steps",
-            "scaler.json": "the scaler's state_dict()",
-            "versions.json": "what it ran on",
-            "user data": "none: no batch, weight or gradient is in this folder",
-        },
     }
+    about = {
+        "steps.json": "the facts of the last steps",
+        "scaler.json": "the scaler's state_dict()",
+        "versions.json": "what it ran on",
+    }
+    if finding is not None:
+        files["finding.json"] = {**finding.as_dict(), "text": finding.text()}
+        about["finding.json"] = "what was found last"
+    if batch is None:
+        about["user data"] = "none: no batch, weight or gradient is in this folder"
+    else:
+        about["batch.pt"] = "the batch that was given, as torch.save writes it"
+        about["user data"] = "batch.pt: think before you pass this folder on"
+    files["manifest.json"] = about
+    step = records[-1].step if records else 0
     parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".gradscale-bundle-", dir=parent))
     try:
         for name, content in files.items():
             text = json.dumps(content, indent=1, default=str)
             (made / name).write_text(text, encoding="utf-8")
-        return _named(made, parent / f"gradscale-bundle-{finding.step}")
+        if batch is not None:
+            torch.save(batch, made / "batch.pt")
+        step = step if finding is None else finding.step
+        return _named(made, parent / f"gradscale-bundle-{step}")
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise

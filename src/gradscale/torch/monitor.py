@@ -4,14 +4,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from gradscale.core.findings import Finding
 from gradscale.core.judging import Judge, Judgement
 from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.errors import HopelessRun
 from gradscale.torch.armed import Armed
+from gradscale.torch.bundles import write_bundle
 from gradscale.torch.culprits import Diagnosis
 from gradscale.torch.inquiry import Case, Inquiry
 from gradscale.torch.kernels import Kernels
@@ -20,7 +23,7 @@ from gradscale.torch.mailbox import LAG, LateRow, Mailbox
 from gradscale.torch.meter import Meter
 from gradscale.torch.open_step import OpenStep
 from gradscale.torch.recording import Recorder
-from gradscale.torch.telling import bundle, say
+from gradscale.torch.telling import bundle, say, say_place
 from gradscale.torch.underflow_sample import UnderflowSample
 
 # The distance of the steps that are sampled for sinks alone.
@@ -44,7 +47,8 @@ _RAISED_ELSEWHERE = ("GS202",)
 class Monitor:
     """Judges the steps of a scaler as their facts arrive, and says what is to be said.
 
-    Rows are judged in order, each in the same update on every rank.
+    Rows are judged in order, those in which something happened in the same update on
+    every rank.
 
     Args:
         guard: "raise" stops a run that no scale can help.
@@ -87,6 +91,7 @@ class Monitor:
         self._records: deque[StepRecord] = deque(maxlen=REMEMBERED)
         self._calm: list[LateRow] = []
         self._calm_since = 0.0
+        self._found: Finding | None = None
         self._bad = 0
         self._begun = False
         self._end: weakref.finalize[..., Any] | None = None
@@ -196,6 +201,11 @@ class Monitor:
         while self._waiting:
             self._judge_next(state)
 
+    def write_bundle(self, parent: Path, state: dict[str, Any], batch: Any) -> Path:
+        """Judge what waits, and write the evidence of the last steps. Syncs."""
+        self.hurry()
+        return write_bundle(parent, self._found, list(self._records), state, batch)
+
     def close(self) -> None:
         """Judge what is on its way, and close the run file."""
         if self._end is not None:
@@ -255,6 +265,7 @@ class Monitor:
         for sink in self._sinks:
             sink.see(record, judged)
         for finding in judged.findings:
+            self._found = finding
             line, stops = "", False
             if finding.hopeless and self._guard == "raise" and state is not None:
                 line = bundle(finding, self._records, state, self._recorder)
@@ -282,13 +293,6 @@ class Monitor:
 
     def _tell_place(self, seen: Diagnosis, record: StepRecord) -> None:
         place = seen.module, seen.direction
-        if not seen.found or place in self._named:
-            return
-        self._named.add(place)
-        code = Verdict.OVERFLOW.value if seen.loss_finite else "GS203"
-        if self._recorder is not None:
-            self._recorder.event(
-                code, step=record.step, where=seen.module, data=seen.as_dict()
-            )
-        text = f"{code} step {record.step}: first not finite\n{seen.text()}"
-        say(text, self._recorder)
+        if seen.found and place not in self._named:
+            self._named.add(place)
+            say_place(seen, record.step, self._recorder)

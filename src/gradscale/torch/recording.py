@@ -65,6 +65,8 @@ class Recorder:
         failed: Called if it cannot be made, instead of raising.
         meta: What else is to be known of the run, as JSON has it.
         sample_every: The distance of the steps whose peaks and histograms are kept.
+        every_rank: The other ranks write too, what they know of themselves: rank 3
+            into run.rank3.gs.
 
     Attributes:
         path: The file that is written; None before the first step and where none is.
@@ -87,9 +89,11 @@ class Recorder:
         failed: Callable[[GradscaleError], None] | None = None,
         meta: Mapping[str, Any] | None = None,
         sample_every: int = 100,
+        every_rank: bool = False,
     ) -> None:
         self.path: Path | None = None
         self.sample_every = sample_every
+        self._every_rank = every_rank
         self.quiet = quiet
         self._wanted = Path(path)
         self._policy = policy
@@ -127,13 +131,13 @@ class Recorder:
 
     def _open(self) -> None:
         rank = rank_here() if self._rank is None else self._rank
-        if rank != 0:
+        if rank != 0 and not self._every_rank:
             return
         # Asked once, and let go of: they may hold the scaler that holds this.
         asked, self._names = self._names, None
         names = [] if asked is None else list(asked())
         about = {"policy": _described(self._policy), "parameters": names}
-        self._writer = self._made_writer({**about, **self._meta})
+        self._writer = self._made_writer(rank, {**about, **self._meta})
         self.path = self._writer.path
         assert self.path is not None
         if self._made is not None:
@@ -143,7 +147,7 @@ class Recorder:
         # After the writer's own, so that it is called before it.
         self._at_end = AtEnd(self._drain)
 
-    def _made_writer(self, meta: dict[str, Any]) -> RunWriter:
+    def _made_writer(self, rank: int, meta: dict[str, Any]) -> RunWriter:
         """Return the writer of the first file whose name is free."""
         path, number = self._wanted, 1
         while True:
@@ -152,7 +156,9 @@ class Recorder:
                     path,
                     meta=meta,
                     resume=self._resume,
+                    rank=rank,
                     world_size=_world_size(),
+                    every_rank=self._every_rank,
                     sample_every=self.sample_every,
                 )
             except StateError as error:

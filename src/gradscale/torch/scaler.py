@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from itertools import count
+from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -773,6 +774,24 @@ class GradScaler(torch.amp.GradScaler):
         if model is None:
             raise guards.no_model()
         return diagnose(model, closure, ledger.used_scale)
+
+    def write_bundle(
+        self, folder: str | os.PathLike[str] = ".", *, batch: Any = None
+    ) -> FilePath:
+        """Write the evidence of the last steps into a folder of its own. Syncs.
+
+        Facts of the last 50 steps, the last finding, the scaler's state and versions;
+        what is in it, its manifest says. `guard="raise"` writes one by itself.
+
+        Args:
+            folder: Where the new one goes.
+            batch: Kept with it, as `torch.save` writes it: then your data is in it.
+
+        Returns:
+            The new folder.
+        """
+        state, here = self.state_dict(), FilePath(folder)
+        return self._monitor.write_bundle(here, state, batch)
 
     def close(self) -> None:
         """Judge what is on its way, and close the run file, if there is one. Syncs.

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gradscale.core.findings import Finding
-from gradscale.core.verdicts import StepRecord
+from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.torch.bundles import write_bundle
+from gradscale.torch.culprits import Diagnosis
 from gradscale.torch.recording import Recorder, rank_here
 
 # Where bundles go if there is no run file beside which they could lie.
@@ -33,6 +34,20 @@ def say(text: str, recorder: Recorder | None, *, normal: bool = False) -> None:
         print(f"gradscale {text}", file=sys.stderr)
 
 
+def say_place(seen: Diagnosis, step: int, recorder: Recorder | None) -> None:
+    """Write down and say where a value stopped being finite.
+
+    Args:
+        seen: What the instruments saw.
+        step: When.
+        recorder: As for `say`.
+    """
+    code = Verdict.OVERFLOW.value if seen.loss_finite else "GS203"
+    if recorder is not None:
+        recorder.event(code, step=step, where=seen.module, data=seen.as_dict())
+    say(f"{code} step {step}: first not finite\n{seen.text()}", recorder)
+
+
 def bundle(
     finding: Finding,
     records: Iterable[StepRecord],
@@ -53,7 +68,7 @@ def bundle(
     if recorder is not None and recorder.path is not None:
         parent = recorder.path.parent
     try:
-        folder = write_bundle(parent, finding, records, state())
+        folder = write_bundle(parent, finding, list(records), state())
     except OSError as error:
         return f"\n  bundle none: it could not be written ({error})"
     return f"\n  bundle {folder}"

@@ -110,6 +110,17 @@ def test_only_rank_0_writes(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_other_ranks_write_files_of_their_own_on_request(tmp_path):
+    for rank in (0, 3):
+        recorded(Recorder(tmp_path / "run.gs", rank=rank, every_rank=True), FINE)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "run.gs",
+        "run.rank3.gs",
+    ]
+    with open_run(tmp_path / "run.rank3.gs") as run:
+        assert run.meta["rank"] == 3
+
+
 def test_the_rank_of_a_launcher_counts_before_torch_knows_one(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     assert rank_here() == 3
