@@ -12,7 +12,7 @@ from gradscale.torch.ledger import record_of
 from gradscale.torch.mailbox import LateRow
 from gradscale.torch.notices import Notice
 from gradscale.torch.open_step import OpenStep
-from gradscale.torch.roots import root_of
+from gradscale.torch.roots import Roots
 from gradscale.torch.underflow_sample import UnderflowSample
 from gradscale.torch.weights import WeightsLook, weights_of
 
@@ -72,15 +72,15 @@ class Inquiry:
     def __init__(self, model: torch.nn.Module | None, *, peaks: bool) -> None:
         self._model = model
         self._peaks = peaks
-        self._searched = model is not None
+        self._roots = Roots()
 
     def model_behind(self, steps: Sequence[OpenStep]) -> torch.nn.Module | None:
         """Return the model, looked for once if nobody gave it."""
         params = [p for s in steps if s.optimizer is not None for p in s.params()]
-        if not self._searched and params:
-            self._searched = True
-            self._model = root_of(params)
-        return self._model
+        if self._model is not None or not params:
+            return self._model
+        root = self._roots.of(hash(tuple(map(id, params))), [{"params": params}])
+        return None if root is None else root()
 
     def begin(
         self,
@@ -104,7 +104,8 @@ class Inquiry:
             record = record._replace(scaled_loss_finite=fits)
         if sample is not None:
             record = record._replace(lost=sample.lost)
-        if not record.read or (record.finite and record.norm_finite):
+        well = record.finite and record.norm_finite and record.loss_finite
+        if well or not record.read:
             return Case(record, steps, sample)
         record = record._replace(nan=math.isnan(record.amax))
         weights = None
@@ -117,7 +118,13 @@ class Inquiry:
         if not steps or any(step.voice is not None for step in steps):
             return None
         optimizers = [s.optimizer for s in steps if s.optimizer is not None]
-        return WeightsLook(weights_of(self.model_behind(steps), optimizers))
+        model = self.model_behind(steps)
+        try:
+            return WeightsLook(weights_of(model, optimizers))
+        except Exception:
+            # Models run code of their own where they are asked for their parameters,
+            # and weights may be of any kind: a look must not end the run.
+            return None
 
     def end(self, case: Case, order: list[str], *, suspect: bool) -> Found:
         """Return what the looks have shown. Waits for them.

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradscale.core.course import SMALLEST_NORMAL
 from gradscale.core.verdicts import StepRecord
 
 
@@ -227,12 +228,12 @@ def record_of(row: Sequence[float], step: int, loss: float | None = None) -> Ste
 
 
 def is_calm(row: Sequence[float]) -> bool:
-    """Return whether nothing happened in a step that has to be acted on.
+    """Return whether nothing happened in a step: it is ok, whatever was before it.
 
     >>> ledger = new_ledger(torch.device("cpu"), 8.0)
     >>> is_calm(ledger.total.row.tolist())
     False
     """
-    read, _, skipped, _, found, norm_found, _, _, trace, _, _, floor, refused = row
+    read, _, skipped, _, found, norm_found, amax, _, trace, _, _, floor, refused = row
     fine = skipped == found == norm_found == trace == floor == refused == 0.0
-    return fine and read == 1.0
+    return fine and read == 1.0 and amax >= SMALLEST_NORMAL

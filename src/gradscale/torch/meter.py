@@ -1,7 +1,6 @@
 """The underflow meter: what float16 does to the gradients, sampled now and then."""
 
 import sys
-from collections import Counter as Counted
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.counters import Counter
 from gradscale.torch.late import Late
 from gradscale.torch.mailbox import LAG
-from gradscale.torch.names import names_of
+from gradscale.torch.names import apart, names_of
 from gradscale.torch.plain_reading import peaks_on_host
 from gradscale.torch.underflow_sample import Taken, UnderflowSample
 
@@ -139,7 +138,8 @@ class Meter:
             return
         if self._taken is None:
             self._taken = Taken(Late(scale.detach().reshape(1)))
-        called = _apart(names_of(gradients.params, (*self._names, *names)))
+        own = names_of(gradients.params, (*self._names, *names))
+        called = apart(own, self._taken.names)
         for kind, places, tensors in by_kind(gradients.tensors):
             counts = Late(self._counter.count(tensors, kind))
             self._taken.tensors.append(([called[i] for i in places], counts))
@@ -230,14 +230,3 @@ class Meter:
         if self._posted:
             times.append(self._posted[0].step + LAG)
         return max(min(times), upcoming)
-
-
-def _apart(names: list[str]) -> list[str]:
-    """Return the names, those that are there twice with a number."""
-    often = Counted(names)
-    if len(often) == len(names):
-        return names
-    return [
-        name if often[name] == 1 else f"{name} #{place}"
-        for place, name in enumerate(names)
-    ]

@@ -1,6 +1,6 @@
 """What the host makes of late facts: a judgement, a word, a row of the run file."""
 
-import time
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +15,7 @@ from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.errors import HopelessRun
 from gradscale.torch.armed import Armed
 from gradscale.torch.bundles import write_bundle
+from gradscale.torch.calm import Calm
 from gradscale.torch.culprits import Diagnosis
 from gradscale.torch.inquiry import Case, Inquiry
 from gradscale.torch.kernels import Kernels
@@ -30,10 +31,6 @@ from gradscale.torch.underflow_sample import UnderflowSample
 SAMPLE_EVERY = 100
 # Steps that a bundle tells of.
 REMEMBERED = 50
-# Rows in which nothing happened are judged together, which takes a third of the time;
-# so many of them, and those of so many seconds: a killed run loses no more.
-CALM_ROWS = 64
-CALM_SECONDS = 0.5
 # Bad steps in a row, not explained by a scale that is being found, before the
 # instruments are turned on.
 ARMED_AFTER = 3
@@ -89,8 +86,7 @@ class Monitor:
         # Each with the update in which it is judged, the same on every rank.
         self._waiting: deque[tuple[int, Case]] = deque()
         self._records: deque[StepRecord] = deque(maxlen=REMEMBERED)
-        self._calm: list[LateRow] = []
-        self._calm_since = 0.0
+        self._calm = Calm()
         self._found: Finding | None = None
         self._bad = 0
         self._begun = False
@@ -132,7 +128,11 @@ class Monitor:
             return
         self._begun = True
 
+        here = os.getpid()
+
         def drain() -> None:
+            if os.getpid() != here:
+                return  # A fork: its parent hands them over.
             # Not the owner's: it would never be let go of.
             self.armed.disarm()
             for _ in range(LAG):
@@ -153,17 +153,18 @@ class Monitor:
     def put_off(self, late: list[LateRow]) -> bool:
         """Put off a step in which nothing happened; return whether that was possible.
 
-        Most steps are such: several of them are judged in one go.
-
         Args:
             late: As for `see`.
         """
-        busy = self._waiting or self._sample is not None or not self._judge.settled
-        if busy or len(late) != 1 or not is_calm(late[0].row):
+        busy = self._waiting or self._sinks or self._sample is not None
+        alone = len(late) == 1 and self._judge.settled
+        if busy or not (alone and is_calm(late[0].row)):
             return False
-        self._calm.append(late[0])
-        waited = time.monotonic() - self._calm_since
-        if waited >= CALM_SECONDS or len(self._calm) >= CALM_ROWS:
+        one = late[0]
+        if self._recorder is not None:
+            # Only what it means can wait: a run that is killed must find its row.
+            self._recorder.row(record_of(one.row, one.step, one.loss), Verdict.OK)
+        if self._calm.add(one):
             self._judge_calm()
         return True
 
@@ -180,8 +181,7 @@ class Monitor:
             HopelessRun: No scale can help, and `guard` is "raise".
         """
         late = late or []
-        if self._calm:
-            self._judge_calm()
+        self._judge_calm()
         for one in late:
             self._enqueue(one, last=one is late[-1])
         while self._waiting and self._waiting[0][0] <= self._updates:
@@ -202,8 +202,8 @@ class Monitor:
             self._judge_next(state)
 
     def write_bundle(self, parent: Path, state: dict[str, Any], batch: Any) -> Path:
-        """Judge what waits, and write the evidence of the last steps. Syncs."""
-        self.hurry()
+        """Write the evidence of the last steps that have been judged."""
+        self._judge_calm()
         return write_bundle(parent, self._found, list(self._records), state, batch)
 
     def close(self) -> None:
@@ -216,13 +216,11 @@ class Monitor:
         self.armed.disarm()
 
     def _judge_calm(self) -> None:
-        """Judge the rows in which nothing happened, all at once."""
-        self._calm_since = time.monotonic()
-        calm, self._calm = self._calm, []
-        if calm:
+        """Judge the steps that were put off."""
+        for late in self._calm.take():
             self._bad = 0
-        for late in calm:
-            self._judge_row(record_of(late.row, late.step, late.loss), None)
+            record = record_of(late.row, late.step, late.loss)
+            self._judge_row(record, None, written=True)
 
     def _enqueue(self, late: LateRow, *, last: bool) -> None:
         # Steps that a graph has replayed were seen by nobody.
@@ -254,12 +252,15 @@ class Monitor:
         culprits: Sequence[str] = (),
         peaks: Mapping[str, float] | None = None,
         sample: UnderflowSample | None = None,
+        written: bool = False,
     ) -> Judgement:
         """Judge a step, write it down, and say what there is to say."""
         judged = self._judge.see(record, culprits)
         self._records.append(record)
         if self._recorder is not None:
-            self._recorder.see(record, judged, culprits, peaks)
+            if not written:
+                self._recorder.row(record, judged.verdict)
+            self._recorder.details(record, judged, culprits, peaks)
             if sample is not None:
                 self._recorder.sample(record.step, sample.rows())
         for sink in self._sinks:

@@ -1,5 +1,6 @@
 """Names for parameters, for errors and culprits."""
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,13 +13,16 @@ def names_of(params: Sequence[Tensor], sources: Iterable[Any] = ()) -> list[str]
 
     Args:
         params: The parameters to name.
-        sources: Modules and optimizers to look in, in this order; None is passed over.
+        sources: Modules, weak references to them, and optimizers to look in, in this
+            order; None is passed over.
     """
     known: dict[int, str] = {}
     wanted = list(map(id, params))
     for source in sources:
         if known.keys() >= set(wanted):
             break
+        if isinstance(source, weakref.ref):
+            source = source()
         if isinstance(source, torch.nn.Module):
             for name, param in source.named_parameters():
                 known.setdefault(id(param), name)
@@ -26,6 +30,24 @@ def names_of(params: Sequence[Tensor], sources: Iterable[Any] = ()) -> list[str]
             _name_by_place(known, source.param_groups)
     pairs = zip(wanted, params, strict=True)
     return [known[key] if key in known else _described(p) for key, p in pairs]
+
+
+def apart(names: Iterable[str], taken: set[str]) -> list[str]:
+    """Return the names, with a number where one is taken; they are taken then.
+
+    >>> taken = set()
+    >>> apart(["0.weight", "0.bias"], taken), apart(["0.weight"], taken)
+    (['0.weight', '0.bias'], ['0.weight #2'])
+    """
+    free = []
+    for name in names:
+        number, own = 1, name
+        while own in taken:
+            number += 1
+            own = f"{name} #{number}"
+        taken.add(own)
+        free.append(own)
+    return free
 
 
 def _name_by_place(known: dict[int, str], groups: Sequence[dict[str, Any]]) -> None:

@@ -1,12 +1,12 @@
 """Which tensors were not finite in a step, on the way to the host."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from gradscale.torch.late import Late
-from gradscale.torch.names import names_of
+from gradscale.torch.names import apart, names_of
 from gradscale.torch.open_step import OpenStep
 
 
@@ -30,15 +30,16 @@ class Notice:
 
     Args:
         steps: What each optimizer has done, as the update left it.
+
+    Attributes:
+        on_its_way: Something may not be on the host yet; the same on every rank.
     """
 
-    def __init__(self, steps: Iterable[OpenStep]) -> None:
+    def __init__(self, steps: Sequence[OpenStep]) -> None:
         self._copies = [copy for step in steps for copy in _copies_of(step)]
-
-    @property
-    def on_its_way(self) -> bool:
-        """Whether something is not on the host yet."""
-        return any(copy.facts.on_its_way for copy in self._copies)
+        # By where the facts are made: a rank without gradients waits like the others.
+        readings = [step.reading for step in steps if step.reading is not None]
+        self.on_its_way = any(reading.home.type == "cuda" for reading in readings)
 
     @property
     def tensors(self) -> int:
@@ -64,15 +65,12 @@ class Notice:
         Args:
             model: As for `names`.
         """
-        return {
-            name: peak
-            for copy in self._copies
-            for name, peak in zip(
-                names_of(copy.params, (model, *copy.sources)),
-                copy.facts.values()[0].tolist(),
-                strict=True,
-            )
-        }
+        peaks: dict[str, float] = {}
+        for copy in self._copies:
+            names = names_of(copy.params, (model, *copy.sources))
+            free = apart(names, set(peaks))
+            peaks.update(zip(free, copy.facts.values()[0].tolist(), strict=True))
+        return peaks
 
 
 def _copies_of(step: OpenStep) -> list[_Copy]:

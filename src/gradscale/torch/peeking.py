@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch.names import names_of
+from gradscale.torch.gathered import Gradients
+from gradscale.torch.looks.plain import numbers
+from gradscale.torch.names import apart, names_of
 from gradscale.torch.plain_reading import read_on_device, read_on_host
 
 
@@ -70,7 +72,26 @@ def peek(optimizer: Any, model: Any = None) -> Peek:
 
 def named_peaks(peeks: Iterable[Peek]) -> dict[str, float]:
     """Return the largest magnitude of each gradient of all optimizers. Syncs."""
-    return {name: peak for each in peeks for name, peak in each.named().items()}
+    peaks: dict[str, float] = {}
+    for each in peeks:
+        own = each.named()
+        peaks.update(zip(apart(own, set(peaks)), own.values(), strict=True))
+    return peaks
+
+
+def values_of(params: Iterable[Tensor]) -> Gradients:
+    """Return the elements of gradients as they lie here, for reading alone."""
+    present = [(param, param.grad) for param in params]
+    pairs = [(param, _values(grad)) for param, grad in present if grad is not None]
+    pairs = [(param, values) for param, values in pairs if values.numel()]
+    return Gradients(
+        params=[param for param, _ in pairs],
+        tensors=[values for _, values in pairs],
+        addresses=numbers([]),
+        versions=numbers([]),
+        kind=None,
+        present=len(pairs),
+    )
 
 
 def _values(grad: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.judging import Judgement
-from gradscale.core.verdicts import StepRecord
+from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.errors import GradscaleError, StateError
 from gradscale.runfile import RunWriter, TensorSample
 from gradscale.runfile.notices import AtEnd
@@ -130,11 +130,11 @@ class Recorder:
         return self._writer is not None
 
     def _open(self) -> None:
+        # Asked once, and let go of: they may hold the scaler that holds this.
+        asked, self._names = self._names, None
         rank = rank_here() if self._rank is None else self._rank
         if rank != 0 and not self._every_rank:
             return
-        # Asked once, and let go of: they may hold the scaler that holds this.
-        asked, self._names = self._names, None
         names = [] if asked is None else list(asked())
         about = {"policy": _described(self._policy), "parameters": names}
         self._writer = self._made_writer(rank, {**about, **self._meta})
@@ -188,21 +188,36 @@ class Recorder:
             peaks: The largest scaled magnitude of each tensor, if something happened
                 or the step is sampled. Not to be changed afterwards.
         """
+        self.row(record, judgement.verdict)
+        self.details(record, judgement, culprits, peaks)
+
+    def row(self, record: StepRecord, verdict: Verdict) -> None:
+        """Record the row of a step, as `see` does."""
         if not self.begun:
             self.begin()
+        if self._writer is not None:
+            self._writer.step(
+                record.step,
+                record.scale,
+                record.applied,
+                verdict.value,
+                record.grad_norm,
+                record.amax if record.read else None,
+                record.loss,
+            )
+
+    def details(
+        self,
+        record: StepRecord,
+        judgement: Judgement,
+        culprits: Sequence[str] = (),
+        peaks: Mapping[str, float] | None = None,
+    ) -> None:
+        """Record what else there is to a step whose row was recorded, as `see` does."""
         writer = self._writer
         if writer is None:
             return
         step, verdict = record.step, judgement.verdict.value
-        writer.step(
-            step,
-            record.scale,
-            record.applied,
-            verdict,
-            record.grad_norm,
-            record.amax if record.read else None,
-            record.loss,
-        )
         for finding in judgement.findings:
             where = finding.where or None
             writer.event(finding.code, step=step, where=where, data=finding.as_dict())

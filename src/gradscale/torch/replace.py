@@ -21,6 +21,7 @@ from gradscale.torch.cpu.amp import GradScaler as CpuGradScaler
 from gradscale.torch.cuda.amp import GradScaler as CudaGradScaler
 from gradscale.torch.guards import Watchman
 from gradscale.torch.names import names_of
+from gradscale.torch.paths import unscales_itself
 from gradscale.torch.recording import Recorder
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.sharded import ShardedGradScaler
@@ -84,7 +85,7 @@ class Recorded(GradScaler):
         super()._begin()
         if isinstance(self._record, Recorder):
             # Only what torch would print is printed; the rest is in the file.
-            self._watchman = _QuietWatchman(self._record)
+            self._watchman = _QuietWatchman(self._record, self.stands_for)
         self.session.note(made=type(self).__name__, enabled=self._enabled)
 
     def _parameter_names(self) -> list[str]:
@@ -99,16 +100,20 @@ class Recorded(GradScaler):
 class _QuietWatchman(Watchman):
     """Writes into the run file what others would be warned of."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, stands_for: type) -> None:
         super().__init__()
         self._recorder = recorder
+        self._for_torchs = not issubclass(stands_for, GradScaler)
 
     def warn_no_gradients(self, optimizer: Any) -> None:
-        # Torch ends the script here, and so must we. The file is made before: it is
-        # all that tells why.
-        self._recorder.begin()
+        ends = self._for_torchs and not unscales_itself(optimizer)
+        if ends:
+            # The file is all that will tell why.
+            self._recorder.begin()
         super().warn_no_gradients(optimizer)
-        raise AssertionError("No inf checks were recorded for this optimizer.")
+        if ends:
+            # Torch's scaler ends the script here, and so must we.
+            raise AssertionError("No inf checks were recorded for this optimizer.")
 
     def _warn_once(
         self, key: object, message: str, code: str, *, stacklevel: int

@@ -2,10 +2,14 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
+
+# To a model, which is not kept alive.
+Root = weakref.ref[nn.Module]
 
 # Each holds one model under this name, and adds nothing to it that has a name.
 _WRAPPERS = {
@@ -28,48 +32,75 @@ def root_of(params: Sequence[Tensor]) -> nn.Module | None:
     >>> root_of([nn.Parameter(torch.ones(2))]) is None
     True
     """
-    wanted = {id(param) for param in params}
+    try:
+        return _search({id(param) for param in params})
+    except Exception:
+        # Looking at everything runs code of everybody. Names are not worth a run.
+        return None
+
+
+def _search(wanted: set[int]) -> nn.Module | None:
     objects = gc.get_objects()
     # By type: asking an object for its class may run its code.
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, nn.Module)}
-    modules = [thing for thing in objects if type(thing) in kinds]
+    types = {id(kind): kind for kind in map(type, objects)}
+    kinds = {key for key, kind in types.items() if issubclass(kind, nn.Module)}
+    modules = [thing for thing in objects if id(type(thing)) in kinds]
     inner = {id(child) for module in modules for child in _children(module)}
     best, most = None, (0, 0)
     for module in modules:
-        # Without this entry a module has no parameters to ask for.
-        if id(module) not in inner and "_modules" in module.__dict__:
-            own = [id(param) for param in module.parameters()]
-            known = len(wanted.intersection(own))
+        if id(module) not in inner:
+            own = _parameters_of(module)
+            known = len(wanted & own)
             if known and (known, -len(own)) > most:
                 best, most = module, (known, -len(own))
     return None if best is None else _unwrapped(best)
+
+
+def _parameters_of(module: nn.Module) -> set[int]:
+    """Return the ids of its parameters, without a call of a method of its own."""
+    found: set[int] = set()
+    seen = {id(module)}
+    waiting = [module]
+    while waiting:
+        here = waiting.pop()
+        params = here.__dict__.get("_parameters", {}).values()
+        found |= {id(param) for param in params if param is not None}
+        for child in _children(here):
+            if id(child) not in seen:
+                seen.add(id(child))
+                waiting.append(child)
+    return found
 
 
 class Roots:
     """The models behind lists of parameters, looked for once and not kept alive."""
 
     def __init__(self) -> None:
-        self._found: dict[int, Callable[[], nn.Module | None]] = {}
+        self._found: dict[int, Root | None] = {}
 
-    def of(self, key: int, groups: Sequence[Mapping[str, Any]]) -> nn.Module | None:
-        """Return the model that has these parameters, if there is one.
+    def of(self, key: int, groups: Sequence[Mapping[str, Any]]) -> Root | None:
+        """Return a reference to the model that has these parameters, if there is one.
 
         Args:
             key: Stands for them from the first call on.
-            groups: Looked at in the first call: those of an optimizer.
+            groups: Looked at in the first call, and again once the model is gone:
+                those of an optimizer.
         """
-        if key not in self._found:
+        known = self._found.get(key)
+        if key not in self._found or (known is not None and known() is None):
             root = root_of([param for group in groups for param in group["params"]])
-            self._found[key] = _nothing if root is None else weakref.ref(root)
-        return self._found[key]()
+            self._found[key] = None if root is None else weakref.ref(root)
+        return self._found[key]
 
-    def forget(self, key: int) -> None:
-        """Forget the parameters that this stands for."""
-        self._found.pop(key, None)
-
-
-def _nothing() -> None:
-    return None
+    def behind(self, optimizer: Any) -> Root | None:
+        """Return a reference to the model that has an optimizer's parameters."""
+        key = id(optimizer)
+        if key not in self._found:
+            # The key is an address: it dies with the optimizer. One with __slots__
+            # cannot be watched.
+            with suppress(TypeError):
+                weakref.finalize(optimizer, self._found.pop, key, None)
+        return self.of(key, optimizer.param_groups)
 
 
 def _children(module: nn.Module) -> list[nn.Module]:

@@ -484,8 +484,11 @@ class GradScaler(torch.amp.GradScaler):
         first = not unscaled and self._iteration.params_clip is None
         if first and host_may_act() and self._monitor.meter.wanted:
             # The clip is written at once: later there is nothing left to count in.
-            model = self._model_behind(-1, [{"params": params}])
-            self._monitor.meter.sample(gradients, behind, (model,))
+            key, groups = hash(tuple(map(id, params))), [{"params": params}]
+            namer: Any = self._model
+            if namer is None:
+                namer = self._roots.of(key, groups)
+            self._monitor.meter.sample(gradients, behind, (namer,))
         inv_scale = inverse(behind)
         clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type, voice)
         for step in steps:
@@ -947,21 +950,19 @@ class GradScaler(torch.amp.GradScaler):
                 weakref.finalize(optimizer, self._accounts.pop, key, None)
                 weakref.finalize(optimizer, self._readers.pop, key, None)
                 weakref.finalize(optimizer, self._ranks.forget, key)
-                weakref.finalize(optimizer, self._roots.forget, key)
-        model = self._model_behind(key, optimizer.param_groups)
-        step = self._iteration.open(optimizer, model)
+        step = self._iteration.open(optimizer, self._namer(optimizer))
         if step.reader is None and not torch.compiler.is_compiling():
             step.reader = self._readers.setdefault(key, Reader(self._kernels))
         if step.voice is None and self._ledger is not None and ranks_are_there():
             step.voice = self._voice(key, step.params())
         return step
 
-    def _model_behind(self, key: int, groups: list[dict[str, Any]]) -> Any:
-        """Return what names these parameters, if anything does."""
+    def _namer(self, optimizer: Any) -> Any:
+        """Return what names the parameters, if anything does."""
         if self._model is not None or torch.compiler.is_compiling():
             return self._model
         # Looked for only where names are written down.
-        return self._roots.of(key, groups) if self._monitor.heard else None
+        return self._roots.behind(optimizer) if self._monitor.heard else None
 
     def _voice(self, key: int, params: list[Tensor]) -> Voice | None:
         """Return how to speak to other ranks; None where this one decides alone."""

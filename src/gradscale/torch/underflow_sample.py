@@ -145,6 +145,7 @@ class Taken:
         step: Which update it is of, once that is known.
         tensors, activations: Names, and i64[n, SLOTS] of as many tensors.
         peaks: Names, and float[n] of as many tensors.
+        names: Those that are taken: two models may use the same.
     """
 
     scale: Late
@@ -152,6 +153,7 @@ class Taken:
     tensors: Parts = field(default_factory=list)
     activations: Parts = field(default_factory=list)
     peaks: Parts = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
 
     def read(self) -> UnderflowSample:
         """Return the sample. Waits if it has not arrived yet."""

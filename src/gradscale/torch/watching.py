@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from gradscale.errors import ConfigError, GradientError
+from gradscale.errors import ConfigError
 from gradscale.torch.chronicle import Chronicle
 from gradscale.torch.devices import host_may_act, moved
-from gradscale.torch.gathering import gather
 from gradscale.torch.gradients import largest
 from gradscale.torch.ledger import RING, Facts, Kept, Ledger, new_ledger
 from gradscale.torch.mailbox import LAG, Mailbox
 from gradscale.torch.meter import Meter
-from gradscale.torch.peeking import Peek, named_peaks, peek
+from gradscale.torch.peeking import Peek, named_peaks, peek, values_of
 from gradscale.torch.recording import Recorder
 from gradscale.torch.roots import Roots
 from gradscale.torch.scaler import GradScaler
@@ -192,20 +191,17 @@ class Watch:
         states = self._scaler._per_optimizer_states
         state = states.get(id(optimizer))
         if state is None or state["stage"] is OptState.READY:
-            key, model = id(optimizer), self._model
+            model: Any = self._model
             if model is None:
-                model = self._roots.of(key, optimizer.param_groups)
-            self._peeks[key] = peek(optimizer, model)
+                model = self._roots.behind(optimizer)
+            self._peeks[id(optimizer)] = peek(optimizer, model)
             if self._meter.wanted and self._scaler._scale is not None:
                 self._sample(optimizer, model)
 
-    def _sample(self, optimizer: Any, model: torch.nn.Module | None) -> None:
+    def _sample(self, optimizer: Any, model: Any) -> None:
         params = [p for group in optimizer.param_groups for p in group["params"]]
-        try:
-            gradients = gather(params, allow_fp16=True)
-        except GradientError:
-            return  # Who steps on such gradients is told so by others.
-        self._meter.sample(gradients, self._scaler._scale, (model, optimizer))
+        scale = self._scaler._scale
+        self._meter.sample(values_of(params), scale, (model, optimizer))
 
     def _saw_load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         returned = self._methods["load_state_dict"](*args, **kwargs)

@@ -1,6 +1,6 @@
 """A look at the weights, once a loss or gradients are not finite."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,42 +15,48 @@ from gradscale.torch.plain_reading import peaks_on_host, read_on_device
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def weights_of(model: nn.Module | None, optimizers: Iterable[Any]) -> dict[str, Tensor]:
-    """Return all that a forward pass computes with, by name.
+def weights_of(
+    model: nn.Module | None, optimizers: Iterable[Any]
+) -> list[tuple[str, Tensor]]:
+    """Return all parameters that a forward pass computes with, and their names.
+
+    No buffers: a mask may be infinite for good, and running statistics that a bad
+    batch has spoilt are not what a step in training depends on.
 
     Args:
-        model: Its parameters and buffers, frozen ones too.
+        model: Its parameters, frozen ones too.
         optimizers: Parameters of theirs that the model does not have.
     """
-    named: dict[str, Tensor] = {}
+    named: list[tuple[str, Tensor]] = []
     if model is not None:
-        named.update(model.named_parameters())
-        named.update(model.named_buffers())
-    known = {id(tensor) for tensor in named.values()}
+        named += model.named_parameters()
+    known = {id(tensor) for _, tensor in named}
     for optimizer in optimizers:
         params = [p for group in optimizer.param_groups for p in group["params"]]
         others = [param for param in params if id(param) not in known]
-        named.update(zip(names_of(others, (optimizer,)), others, strict=True))
+        named += zip(names_of(others, (optimizer,)), others, strict=True)
     return named
 
 
 class WeightsLook:
     """Which of some weights are not finite. No host sync; reading it may wait.
 
-    >>> look = WeightsLook({"a": torch.ones(2), "b": torch.tensor([1.0, torch.nan])})
+    >>> spoilt = torch.tensor([1.0, torch.nan])
+    >>> look = WeightsLook([("a", torch.ones(2)), ("b", spoilt)])
     >>> look.not_finite()
     ['b']
 
     Args:
-        weights: By name. On this rank alone; what is no float is passed over.
+        weights: With their names. On this rank alone; what is no float is passed over.
     """
 
     @torch.no_grad()
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        seen = {name: _values(weight) for name, weight in weights.items()}
-        names = [n for n, v in seen.items() if v.dtype in _DTYPES and v.numel()]
+    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        seen = [(name, _values(weight)) for name, weight in weights]
+        seen = [(n, v) for n, v in seen if v.dtype in _DTYPES and v.numel()]
+        names = [name for name, _ in seen]
         self._flags = []
-        for (device, _), places, tensors in by_kind([seen[name] for name in names]):
+        for (device, _), places, tensors in by_kind([values for _, values in seen]):
             if device.type == "cpu":
                 peaks = peaks_on_host(tensors)
             else:
@@ -81,4 +87,4 @@ def _values(weight: Tensor) -> Tensor:
     # What a library keeps in classes of its own may not have such elements.
     if type(local) is not Tensor or local.layout is not torch.strided or local.is_meta:
         return torch.empty(0)
-    return torch.view_as_real(local) if local.is_complex() else local
+    return torch.view_as_real(local.resolve_conj()) if local.is_complex() else local

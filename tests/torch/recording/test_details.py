@@ -1,6 +1,8 @@
 """What a scaler writes of single tensors: samples, peaks, weights that are gone."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -227,17 +229,11 @@ def one_weight_is_infinite(model):
     model[0].bias[2] = INF
 
 
-def a_running_mean_is_nan(model):
-    model[1].running_mean[0] = NAN
-    model[1].eval()
-
-
 @pytest.mark.parametrize(
     ("spoil", "name"),
     [
         (one_weight_is_nan, "2.weight"),
         (one_weight_is_infinite, "0.bias"),
-        (a_running_mean_is_nan, "1.running_mean"),
     ],
 )
 def test_a_weight_that_is_not_finite_is_named(tmp_path, spoil, name):
@@ -273,6 +269,7 @@ def test_weights_of_any_kind_are_looked_at_or_passed_over():
         "f16": spoilt.half(),
         "f64": spoilt.double(),
         "complex": torch.complex(spoilt, torch.zeros(2)),
+        "conjugated": torch.complex(spoilt, torch.zeros(2)).conj(),
         "empty": torch.empty(0),
         "integer": torch.arange(2),
         "sparse": torch.eye(2).to_sparse(),
@@ -280,18 +277,84 @@ def test_weights_of_any_kind_are_looked_at_or_passed_over():
         "lazy": nn.LazyLinear(2).weight,
         "sound": torch.ones(2),
     }
-    bad = WeightsLook(weights).not_finite()
-    assert sorted(bad) == ["complex", "f16", "f32", "f64"]
+    bad = WeightsLook(weights.items()).not_finite()
+    assert sorted(bad) == ["complex", "conjugated", "f16", "f32", "f64"]
+
+
+def test_a_mask_and_running_statistics_are_no_weights(tmp_path):
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = net()
+            self.register_buffer("mask", torch.tensor([0.0, -INF]))
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model = Masked()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", guard="raise", record=tmp_path / "run.gs")
+    for step in range(1, 31):
+        optimizer.zero_grad()
+        x = torch.randn(8, 4) * (NAN if step == 21 else 1.0)
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    with open_run(tmp_path / "run.gs") as file:
+        assert {row.verdict for row in file.steps()} == {"GS000", "GS203"}
+
+
+def test_a_weight_of_the_first_of_two_optimizers_is_seen(tmp_path):
+    spoilt, sound = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    optimizers = [torch.optim.SGD([param], lr=0.1) for param in (spoilt, sound)]
+    scaler = GradScaler("cpu", record=tmp_path / "run.gs")
+    for step in range(1, 16):
+        if step == 8:
+            with torch.no_grad():
+                spoilt.fill_(NAN)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        scaler.scale((spoilt + sound).sum()).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    with open_run(tmp_path / "run.gs") as file:
+        assert [row.verdict for row in file.steps()][7:] == ["GS207"] * 8
+
+
+def test_the_weights_of_a_model_that_is_gone_are_not_looked_at(tmp_path):
+    scaler = GradScaler("cpu")
+    for fold in range(3):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(12):
+            bad = fold == 0 and 3 < step < 8
+            optimizer.zero_grad()
+            x = torch.full((1, 2), NAN if bad or step == 8 else 1.0)
+            scaler.scale(model(x).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        if fold == 0:
+            gone = weakref.ref(model)
+            with torch.no_grad():
+                model.weight.fill_(NAN)
+            del model, optimizer
+            scaler._monitor.armed.disarm()
+    gc.collect()
+    assert gone() is None
+    assert all(record.weights_finite for record in scaler._monitor._records)
 
 
 def test_weights_are_those_of_the_model_and_of_the_optimizers():
     model, other = nn.Linear(2, 1), nn.Parameter(torch.ones(1))
     model.weight.requires_grad = False
     optimizer = torch.optim.SGD([model.bias, other], lr=0.1)
-    named = weights_of(model, [optimizer])
-    assert list(named) == ["weight", "bias", "param_groups[0]['params'][1]"]
-    assert named["weight"] is model.weight
-    assert list(weights_of(None, [optimizer])) == [
+    names, weights = zip(*weights_of(model, [optimizer]), strict=True)
+    assert names == ("weight", "bias", "param_groups[0]['params'][1]")
+    assert weights[0] is model.weight
+    assert [name for name, _ in weights_of(None, [optimizer])] == [
         "param_groups[0]['params'][0]",
         "param_groups[0]['params'][1]",
     ]
@@ -333,3 +396,56 @@ def test_gradients_of_activations_are_counted_on_request(tmp_path):
     # The gradient of a sum is the scale itself, 2**2.
     assert samples["1 (output)"].histogram[24 + 2] == 1
     assert samples["0 (output)"].total == 2
+
+
+def test_two_models_with_the_same_names_are_kept_apart(tmp_path):
+    models = [nn.Sequential(nn.Linear(1, 1, bias=False)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models]
+    scaler = GradScaler("cpu", init_scale=4.0, record=tmp_path / "run.gs")
+    for step in range(1, 6):
+        # Beyond what is harmless: then all are written down.
+        peaks = (INF if step == 5 else 2.0, 2.0**120)
+        for model, peak in zip(models, peaks, strict=True):
+            model.zero_grad()
+            scaler.scale(planted(model[0].weight, peak)).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    with open_run(tmp_path / "run.gs") as file:
+        assert file.peaks(4) == {"0.weight": 8.0, "0.weight #2": 2.0**122}
+        assert {row.tensor for row in file.samples(4)} == file.peaks(4).keys()
+        assert file.peaks(5) == {"0.weight": INF, "0.weight #2": 2.0**122}
+
+
+def test_rows_are_in_the_file_before_they_are_judged(tmp_path):
+    recorder = Recorder(tmp_path / "run.gs")
+    model = Twig()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", init_scale=4.0, record=recorder)
+    for _ in range(60):
+        optimizer.zero_grad()
+        scaler.scale(model(1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    recorder._writer.flush()
+    with open_run(tmp_path / "run.gs") as file:
+        # The last two are still on their way from the device.
+        assert [row.step for row in file.steps()] == list(range(1, 59))
+    scaler.close()
+    with open_run(tmp_path / "run.gs") as file:
+        assert [row.step for row in file.steps()] == list(range(1, 61))
+
+
+def test_watching_leaves_sparse_gradients_as_they_are(tmp_path):
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        scaler.scale(table(torch.tensor([1, 1, 2])).sum()).backward()
+        before = table.weight.grad
+        scaler._scale.fill_(4.0)
+        scaler.unscale_(optimizer)
+        assert table.weight.grad is before
+        scaler.step(optimizer)
+        scaler.update()

@@ -114,6 +114,15 @@ def test_what_others_are_warned_of_is_written_and_not_said(place):
         assert [event.code for event in run.events()] == ["GS301"]
 
 
+@pytest.mark.parametrize("kind", ["fused, torch's", "ours"])
+def test_where_torch_would_go_on_without_gradients_so_does_the_script(place, kind):
+    params = [torch.nn.Parameter(torch.ones(1))]
+    optimizer = torch.optim.SGD(params, lr=0.1, fused=kind != "ours")
+    scaler = (GradScaler if kind == "ours" else torch.amp.GradScaler)("cpu")
+    scaler.scale(torch.ones(1))
+    assert scaler.step(optimizer) is None
+
+
 def test_an_optimizer_without_gradients_ends_the_script_as_torch_does(place):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     ours, theirs = torch.amp.GradScaler("cpu", **SETTINGS), torchs_own("cpu")

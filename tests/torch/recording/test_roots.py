@@ -26,3 +26,23 @@ def test_of_two_models_that_share_a_layer_the_one_with_all_parameters_is_found()
 
 def test_parameters_without_a_module_have_none():
     assert root_of([nn.Parameter(torch.ones(2))]) is None
+
+
+def test_objects_of_others_do_not_disturb_the_search():
+    class Odd(type):
+        def __eq__(cls, other):
+            return True
+
+        __hash__ = None
+
+    class Strange(metaclass=Odd):
+        pass
+
+    class Refusing(nn.Module):
+        def parameters(self, recurse=True):
+            raise RuntimeError("not now")
+
+    kept = [Strange(), Refusing()]
+    net = nn.Linear(2, 1)
+    assert root_of(list(net.parameters())) is net
+    assert len(kept) == 2
