@@ -2,10 +2,10 @@
 
 import time
 
-from gradscale.torch.mailbox import LateRow
+from gradscale.core.verdicts import StepRecord
 
 # Judged together they take a third of the time: so many, and those of so many seconds.
-ROWS = 64
+STEPS = 64
 SECONDS = 0.5
 
 
@@ -13,16 +13,16 @@ class Calm:
     """Keeps steps until it is time for all of them."""
 
     def __init__(self) -> None:
-        self._rows: list[LateRow] = []
+        self._records: list[StepRecord] = []
         self._since = 0.0
 
-    def add(self, late: LateRow) -> bool:
+    def add(self, record: StepRecord) -> bool:
         """Keep a step; return whether it is time to take all."""
-        self._rows.append(late)
-        return len(self._rows) >= ROWS or time.monotonic() - self._since >= SECONDS
+        self._records.append(record)
+        return len(self._records) >= STEPS or time.monotonic() - self._since >= SECONDS
 
-    def take(self) -> list[LateRow]:
+    def take(self) -> list[StepRecord]:
         """Return the steps that were kept, in order, and keep them no longer."""
         self._since = time.monotonic()
-        rows, self._rows = self._rows, []
-        return rows
+        records, self._records = self._records, []
+        return records

@@ -160,11 +160,11 @@ class Monitor:
         alone = len(late) == 1 and self._judge.settled
         if busy or not (alone and is_calm(late[0].row)):
             return False
-        one = late[0]
+        record = record_of(late[0].row, late[0].step, late[0].loss)
         if self._recorder is not None:
             # Only what it means can wait: a run that is killed must find its row.
-            self._recorder.row(record_of(one.row, one.step, one.loss), Verdict.OK)
-        if self._calm.add(one):
+            self._recorder.row(record, Verdict.OK)
+        if self._calm.add(record):
             self._judge_calm()
         return True
 
@@ -217,9 +217,8 @@ class Monitor:
 
     def _judge_calm(self) -> None:
         """Judge the steps that were put off."""
-        for late in self._calm.take():
+        for record in self._calm.take():
             self._bad = 0
-            record = record_of(late.row, late.step, late.loss)
             self._judge_row(record, None, written=True)
 
     def _enqueue(self, late: LateRow, *, last: bool) -> None:
