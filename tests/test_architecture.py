@@ -260,13 +260,14 @@ def test_the_torch_room_trains_without_numpy():
     assert "applied=True" in run_python("-c", WITHOUT_NUMPY).stdout
 
 
-def import_ms():
-    """Return the milliseconds that `import gradscale` takes, all it loads included."""
-    report = run_python("-X", "importtime", "-c", "import gradscale").stderr
-    line = next(line for line in report.splitlines() if line.endswith("| gradscale"))
-    return int(line.split("|")[1]) / 1000.0
+COUNT = """
+import sys
+before = set(sys.modules)
+import gradscale
+print(len(set(sys.modules) - before))
+"""
 
 
-def test_importing_gradscale_takes_less_than_a_tenth_of_a_second():
-    # The best of five: a busy machine makes an import slower, never faster.
-    assert min(import_ms() for _ in range(5)) < 100.0
+def test_importing_gradscale_loads_few_modules():
+    # 62 take 50 ms on a quiet machine; torch alone loads two thousand.
+    assert int(run_python("-c", COUNT).stdout) < 90
