@@ -13,7 +13,6 @@ class Case(NamedTuple):
         where: The module, or a parameter of it; None if the cause has no place.
         says: What the finding has to say beside that; empty for nothing.
         sittings: How often the script is run, the last time with an eye on it.
-        defect: Why this does not hold yet; empty if it does.
     """
 
     cause: str
@@ -22,7 +21,6 @@ class Case(NamedTuple):
     where: str | None = None
     says: str = ""
     sittings: int = 1
-    defect: str = ""
 
 
 # A folder each. Causes that people had are named with the thread that tells of them.

@@ -48,16 +48,6 @@ class Judged(NamedTuple):
 WELL = Judged("healthy", [], 0, 0)
 
 
-def marked(name):
-    """Return a case as pytest has it, expected to fail if a defect is known."""
-    defect = CASES[name].defect
-    marks = [pytest.mark.xfail(reason=defect, raises=AssertionError)] if defect else []
-    return pytest.param(name, marks=marks)
-
-
-EXPECTED = [marked(name) for name in CASES]
-
-
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
     """Return a function that runs a pair, both at the same time, and judges it."""
@@ -110,7 +100,7 @@ def verdict_on(record, ended):
     return Judged(said["verdict"], said["findings"], done.exit_code, ended)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", CASES)
 def test_the_first_finding_on_a_sick_script_is_the_right_one(judged, name):
     case, (verdict, findings, exit_code, _) = CASES[name], judged(name)["sick"]
     assert [finding["code"] for finding in findings[:1]] == [case.code]
