@@ -1,23 +1,30 @@
 """Time what verdicts, culprits and the run file add to a step on the host.
 
-Everything after backward (check, unscale, clip at 1.0, AdamW, next scale) on the shapes
-of a model, healthy throughout, by one optimizer under four scalers in turns:
+The loss scaled, then everything after backward (check, unscale, clip at 1.0, AdamW,
+next scale) on the shapes of a model, healthy throughout, by one optimizer under four
+scalers in turns:
 
-  silent    makes nothing of its facts: no copy of them, no judge, no file
-  mailbox   copies them behind the step, reads those of two steps ago, and drops them
+  silent    makes nothing of its facts: they stay on the device; no judge, no file
+  mailbox   sends them to the host, reads those of two steps ago, and drops them
   verdicts  as it comes: they are judged, culprits are ready, nothing is written
   recorded  names, verdicts, peaks, samples of the underflow meter and a run file
 
-"added" is the median, and "added mean" the mean, of what a scaler takes longer than the
-silent one in the same turn; the mean holds the steps that are sampled. On a GPU the
-device is kept busy, so that the host never waits for it; on a CPU, which reads the
-gradients of a sampled step itself, only the median means something.
+"inside" is the median of the time spent in what the silent one leaves out, by a clock
+around each of these calls, in twins of the scalers that take turns with the others.
+"added" is the median of what a scaler takes longer than the silent one in the same
+turn: it sees everything, and the noise of two whole steps. "inside mean" is the mean,
+which holds the steps that are sampled. On a GPU the device is kept busy, so that the host
+never waits for it; on a CPU, which reads the gradients of a sampled step itself, only
+the medians mean something.
 """
 
 import statistics
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.command import parser_for, save, show
 from benchmarks.contestants import (
@@ -40,6 +47,7 @@ SCALERS = {
     "verdicts": "gradscale",
     "recorded": "recorded",
 }
+JUDGING = ("verdicts", "recorded")
 COLUMNS = {
     "set": "set",
     "optimizer": "optimizer",
@@ -47,8 +55,9 @@ COLUMNS = {
     "host p20": "p20",
     "host p50": "p50",
     "host p80": "p80",
+    "inside µs": "inside_us",
+    "inside mean µs": "inside_mean_us",
     "added µs": "added_us",
-    "added mean µs": "added_mean_us",
 }
 
 
@@ -57,28 +66,87 @@ def silenced(scaler: Any, *, mailbox: bool) -> None:
     scaler._monitor.look = lambda *facts: None
     scaler._act_on_late_facts = lambda late: None
     if not mailbox:
+        scaler._mailbox.letter = lambda ledger: (None, 0)
         scaler._mailbox.exchange = lambda *facts, **more: None
 
 
+class Inside:
+    """Clocks what a scaler does for verdicts and records, and for nothing else."""
+
+    def __init__(self, scaler: Any) -> None:
+        self.seconds: list[float] = []
+        self._now = 0.0
+        monitor, mailbox = scaler._monitor, scaler._mailbox
+        for owner, name in (
+            (monitor, "look"),
+            (mailbox, "letter"),
+            (mailbox, "send"),
+            (mailbox, "exchange"),
+            (monitor, "put_off"),
+            (scaler, "_act_on_late_facts"),
+        ):
+            setattr(owner, name, self._clocked(getattr(owner, name)))
+
+    def _clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def clocked(*given: Any, **more: Any) -> Any:
+            begin = perf_counter()
+            found = call(*given, **more)
+            self._now += perf_counter() - begin
+            return found
+
+        return clocked
+
+    def end_step(self) -> None:
+        """Note the time of the step that has ended."""
+        self.seconds.append(self._now)
+        self._now = 0.0
+
+    def figures(self) -> dict[str, float]:
+        """Return the median and the mean."""
+        return {
+            "inside_us": 1e6 * statistics.median(self.seconds),
+            "inside_mean_us": 1e6 * statistics.mean(self.seconds),
+        }
+
+
 def watch_of(
-    impl: str, kind: str, optimizers: Optimizers, params: Any, args: Any, queue: Any
-) -> Stopwatch:
-    """Return the watch of one scaler, warmed up."""
+    impl: str,
+    kind: str,
+    optimizers: Optimizers,
+    pristine: list[Tensor],
+    args: Any,
+    queue: Any,
+    *,
+    clocked: bool = False,
+) -> tuple[Stopwatch, Inside | None]:
+    """Return the watch of one scaler, warmed up.
+
+    Args:
+        impl, kind: The scaler and the optimizer.
+        optimizers: Of the parameters.
+        pristine: The gradients to begin each step with.
+        args, queue: As in `measure`.
+        clocked: Also return a clock for its inside.
+    """
+    params = optimizers.params
     who = Contestant(kind, SCALERS[impl], ours)
     entered: Entered = enter(who, params, optimizers, args.device)
     if impl in (SILENT, MAILBOX):
         silenced(entered.scaler, mailbox=impl == MAILBOX)
     grads = [param.grad for param in params]
-    pristine = [grad.clone() for grad in grads]
 
     def restore() -> None:
         # Torch's fused optimizers write unscaled gradients.
         torch._foreach_copy_(grads, pristine)
 
-    prepare = in_order(restore, entered.scale)
-    watch = Stopwatch(entered.step, prepare, args.device, queue, clock="host")
+    inside = Inside(entered.scaler) if clocked else None
+    steps = [entered.scale, entered.step]
+    steps += [] if inside is None else [inside.end_step]
+    watch = Stopwatch(in_order(*steps), restore, args.device, queue, clock="host")
     watch.warm_up()
-    return watch
+    if inside is not None:
+        inside.seconds.clear()
+    return watch, inside
 
 
 def measure(name: str, kind: str, args: Any, queue: Queue | None) -> list[Any]:
@@ -86,17 +154,21 @@ def measure(name: str, kind: str, args: Any, queue: Queue | None) -> list[Any]:
     torch.manual_seed(0)
     params = [torch.randn(shape, device=args.device) for shape in SETS[name]]
     for param in params:
-        param.requires_grad_().grad = torch.randn_like(param)
+        param.requires_grad_().grad = torch.empty_like(param)
     optimizers = Optimizers(params)
-    watches = {
-        impl: watch_of(impl, kind, optimizers, params, args, queue) for impl in SCALERS
-    }
-    for impl in in_turns(list(watches), args.rounds, f"{name} {kind}"):
-        watches[impl].take()
+    pristine = [torch.randn_like(param) for param in params]
+    given = kind, optimizers, pristine, args, queue
+    watches = {impl: watch_of(impl, *given)[0] for impl in SCALERS}
+    clocked = {impl: watch_of(impl, *given, clocked=True) for impl in JUDGING}
+    twins = {f"{impl}, clocked": watch for impl, (watch, _) in clocked.items()}
+    everyone = watches | twins
+    for impl in in_turns(list(everyone), args.rounds, f"{name} {kind}"):
+        everyone[impl].take()
     silent = watches[SILENT].main()
     rows = []
     for impl, watch in watches.items():
         added = [a - b for a, b in zip(watch.main(), silent, strict=True)]
+        inside = clocked[impl][1] if impl in clocked else None
         rows.append(
             {
                 "impl": impl,
@@ -108,7 +180,7 @@ def measure(name: str, kind: str, args: Any, queue: Queue | None) -> list[Any]:
                 "rounds": args.rounds,
                 **watch.figures(),
                 "added_us": 1e3 * statistics.median(added),
-                "added_mean_us": 1e3 * statistics.mean(added),
+                **({} if inside is None else inside.figures()),
             }
         )
     return rows

@@ -145,10 +145,13 @@ class Optimizers:
 
     Contestants share them: time does not depend on the values, and the state of each
     takes as much memory as parameters and gradients together.
+
+    Attributes:
+        params: As given.
     """
 
     def __init__(self, params: list[Tensor]) -> None:
-        self._params = params
+        self.params = params
         self._made: dict[str, Any] = {}
 
     def get(self, kind: str) -> Any:
@@ -159,9 +162,9 @@ class Optimizers:
 
     def _new(self, kind: str) -> Any:
         if kind == "own":
-            return _own_adamw()(self._params, lr=LR)
+            return _own_adamw()(self.params, lr=LR)
         how: Any = {kind: True}
-        return torch.optim.AdamW(self._params, lr=LR, **how)
+        return torch.optim.AdamW(self.params, lr=LR, **how)
 
 
 class Entered(NamedTuple):

@@ -239,6 +239,8 @@ def test_a_record_is_compared_with_a_scaler_that_makes_nothing_of_its_facts(writ
     rows = written(bench_record, "--set", "tiny", "--rounds", "3")["rows"]
     assert [row["impl"] for row in rows] == [*bench_record.SCALERS] * 2
     assert {row["added_us"] for row in rows if row["impl"] == "silent"} == {0.0}
+    clocked = [row["inside_us"] > 0.0 for row in rows if "inside_us" in row]
+    assert clocked == [True] * 2 * len(bench_record.JUDGING)
 
 
 def test_the_silenced_scaler_sees_nothing_and_the_recorded_one_writes(monkeypatch):
@@ -253,7 +255,7 @@ def test_the_silenced_scaler_sees_nothing_and_the_recorded_one_writes(monkeypatc
     monkeypatch.setattr(bench_record, "enter", noted)
     bench_record.main(["--set", "tiny", "--rounds", "2", "--json"])
     for scalers in entered.values():
-        silent, mailbox, verdicts, recorded = scalers
+        silent, mailbox, verdicts, recorded, *_ = scalers
         for scaler in scalers:
             scaler.close()
         judged = [len(scaler._monitor._records) for scaler in scalers]

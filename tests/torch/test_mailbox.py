@@ -10,14 +10,23 @@ from gradscale import ScaleCollapsed
 from gradscale.torch import GradScaler, mailbox
 from gradscale.torch import scaler as scalers
 from gradscale.torch.ledger import RING, ROW, new_ledger
-from gradscale.torch.mailbox import LAG, Mailbox, _Slot
+from gradscale.torch.mailbox import LAG, Mailbox, _Copy
+from tests.torch.letter_writing import write
 from tests.torch.training import INF, iterate, parameter
 
 CPU = torch.device("cpu")
 
 
+@pytest.fixture(params=["copies", "letters"], autouse=True)
+def kind(request):
+    """Run every test by both ways on which facts reach the host."""
+    Run.by = request.param
+
+
 class Run:
     """A ledger whose rows hold their own step number in every field."""
+
+    by = "copies"
 
     def __init__(self, step=0):
         self.ledger, self.box = new_ledger(CPU, 8.0), Mailbox()
@@ -33,7 +42,13 @@ class Run:
 
     def update(self, replayed=0):
         """Take steps the last of which the host sees; return those that are due."""
-        self.replay(replayed + 1)
+        self.replay(replayed)
+        if self.by == "letters":
+            letter, known = self.box.letter(self.ledger)
+        self.replay()
+        if self.by == "letters":
+            write(letter, self.ledger, known)
+            self.box.send(letter)
         late = self.box.exchange(self.ledger)
         if late is None:
             return None
@@ -167,6 +182,7 @@ class _Elsewhere(torch.Tensor):
 def test_on_other_devices_too_only_facts_two_steps_old_are_read_and_at_once():
     _Elsewhere.reads.clear()
     run = Run()
+    run.by = "copies"
     run.ledger.sheet = run.ledger.sheet.as_subclass(_Elsewhere)
     for _ in range(4):
         run.update()
@@ -196,16 +212,17 @@ class _OnCuda(torch.Tensor):
         return torch.device("cuda")
 
 
-def test_slots_are_made_once_and_filled_again_only_after_a_wait(monkeypatch):
+def test_copies_are_made_once_and_filled_again_only_after_a_wait(monkeypatch):
     made = []
 
-    def pinned_slot(like):
-        made.append(_Slot(torch.empty(like.shape, dtype=like.dtype), _Event()))
+    def pinned_copy(like):
+        made.append(_Copy(torch.empty(like.shape, dtype=like.dtype), _Event()))
         return made[-1]
 
-    monkeypatch.setattr(mailbox, "_pinned_slot", pinned_slot)
+    monkeypatch.setattr(mailbox, "_pinned_copy", pinned_copy)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     run = Run()
+    run.by = "copies"
     run.ledger.sheet = run.ledger.sheet.as_subclass(_OnCuda)
     late = [run.update() for _ in range(3)]
     run.box.clear()
@@ -231,8 +248,8 @@ class _Copies(TorchDispatchMode):
 def test_one_copy_carries_all_of_it(kind, monkeypatch):
     monkeypatch.setattr(
         mailbox,
-        "_pinned_slot",
-        lambda like: _Slot(torch.empty(like.shape, dtype=like.dtype), _Event()),
+        "_pinned_copy",
+        lambda like: _Copy(torch.empty(like.shape, dtype=like.dtype), _Event()),
     )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     run = Run()
@@ -255,11 +272,11 @@ def test_the_tally_and_the_ring_lie_apart_on_the_sheet():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_pinned_slots_are_made_once_and_reused():
+def test_pinned_copys_are_made_once_and_reused():
     ledger, box = new_ledger(torch.device("cuda"), 8.0), Mailbox()
     addresses = set()
     for _ in range(4 * LAG):
         ledger.total.tally[0].add_(1)
         box.exchange(ledger)
-        addresses |= {slot.sheet.data_ptr() for slot in (*box._posted, *box._free)}
+        addresses |= {one.sheet.data_ptr() for one in (*box._posted, *box._copies)}
     assert len(addresses) == LAG + 1

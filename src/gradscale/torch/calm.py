@@ -2,7 +2,7 @@
 
 import time
 
-from gradscale.core.verdicts import StepRecord
+from gradscale.torch.mailbox import LateRow
 
 # Judged together they take a third of the time: so many, and those of so many seconds.
 STEPS = 64
@@ -13,16 +13,16 @@ class Calm:
     """Keeps steps until it is time for all of them."""
 
     def __init__(self) -> None:
-        self._records: list[StepRecord] = []
+        self._late: list[LateRow] = []
         self._since = 0.0
 
-    def add(self, record: StepRecord) -> bool:
+    def add(self, late: LateRow) -> bool:
         """Keep a step; return whether it is time to take all."""
-        self._records.append(record)
-        return len(self._records) >= STEPS or time.monotonic() - self._since >= SECONDS
+        self._late.append(late)
+        return len(self._late) >= STEPS or time.monotonic() - self._since >= SECONDS
 
-    def take(self) -> list[StepRecord]:
+    def take(self) -> list[LateRow]:
         """Return the steps that were kept, in order, and keep them no longer."""
         self._since = time.monotonic()
-        records, self._records = self._records, []
-        return records
+        late, self._late = self._late, []
+        return late

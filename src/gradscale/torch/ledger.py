@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscale.core.course import SMALLEST_NORMAL
-from gradscale.core.verdicts import StepRecord
+from gradscale.core.verdicts import StepRecord, Verdict
 
 
 class Kept(NamedTuple):
@@ -64,6 +64,8 @@ ROW = (*Facts._fields, *KEPT)
 RING = 64
 # Of a sheet, in i64: the tally and the loss, so that the ring begins at 16 bytes.
 _HEAD = 4
+# The name of an enum's value takes longer than all the rest of a row.
+_OK = Verdict.OK.value
 _Row = ctypes.c_float * len(ROW)
 
 
@@ -225,6 +227,12 @@ def record_of(row: Sequence[float], step: int, loss: float | None = None) -> Ste
         grad_norm=None if norm == -1.0 else norm,
         loss=loss,
     )
+
+
+def columns_of(row: Sequence[float]) -> tuple[float, bool, str, float | None, float]:
+    """Return scale, applied, verdict, norm and amax of a row that is calm."""
+    _, stepped, _, scale, _, _, amax, norm, *_ = row
+    return scale, stepped == 1.0, _OK, None if norm == -1.0 else norm, amax
 
 
 def is_calm(row: Sequence[float]) -> bool:

@@ -1,5 +1,6 @@
 """Late, non-blocking reading of device facts."""
 
+import weakref
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradscale.torch import letters
 from gradscale.torch.ledger import RING, Ledger, loss_at, row_at, updates_at
+from gradscale.torch.letters import NUMBERS, Letter
 
 # A guard acts on the facts of exactly this many updates ago, so that every rank and
 # every resumed run acts in the same call.
@@ -29,21 +32,36 @@ class LateRow(NamedTuple):
 
 
 @dataclass
-class _Slot:
-    """What was posted once.
+class _Copy:
+    """A copy of the ledger's sheet, where no kernel has written a letter.
 
     Attributes:
-        sheet: A copy of the ledger's: pinned on the host for CUDA, else where the
-            ledger is.
-        arrived: Recorded after the copy; None where a read itself waits.
-        void: The facts in it are forgotten.
-        has_loss: The loss in it is that of the last step.
+        sheet: Pinned on the host for CUDA, else where the ledger is.
+        event: Recorded after the copy; None where a read itself waits.
+        void, has_loss: As in a letter.
     """
 
     sheet: Tensor
-    arrived: torch.cuda.Event | None
+    event: torch.cuda.Event | None
     void: bool = False
     has_loss: bool = False
+
+    def arrived(self) -> bool:
+        return self.event is None or self.event.query()
+
+    def wait(self) -> None:
+        assert self.event is not None
+        self.event.synchronize()
+
+    def head(self) -> tuple[int, list[float], float]:
+        # One copy where it is not on the host yet.
+        self.sheet = self.sheet.cpu()
+        address = self.sheet.data_ptr()
+        updates = updates_at(address)
+        return updates, row_at(address, (updates - 1) % RING), loss_at(address)
+
+    def row(self, step: int) -> list[float]:
+        return row_at(self.sheet.data_ptr(), step % RING)
 
 
 class Mailbox:
@@ -68,15 +86,46 @@ class Mailbox:
 
     def __init__(self) -> None:
         self.lost = 0
-        self._posted: deque[_Slot] = deque()
-        self._free: list[_Slot] = []
+        self._posted: deque[Letter | _Copy] = deque()
+        self._letters: list[Letter] = []
+        self._copies: list[_Copy] = []
+        self._number = 0
+        self._sent = False
+        # Updates that the host knows of, and letters it has not read.
         self._seen = 0
+        self._unread = 0
         self._starts = 0
+        weakref.finalize(self, _let_go, self._posted).atexit = False
 
     def clear(self) -> None:
         """Forget the facts that are on their way."""
-        for slot in self._posted:
-            slot.void = True
+        for post in self._posted:
+            post.void = True
+
+    def letter(self, ledger: Ledger) -> tuple[Letter, int]:
+        """Return what a kernel may write the facts of the next update to.
+
+        Returns:
+            The letter, which is to be sent once the kernel is started, and how many
+            updates the host has heard of: later ones belong into it.
+        """
+        self._follow(ledger)
+        if self._sent:
+            # An error came between: nobody exchanged the one before.
+            self._sent = False
+            self._unread -= 1
+            letters.lose([self._posted.pop()])
+        free = self._letters
+        letter = free.pop() if free else letters.fresh(ledger.sheet.device)
+        self._number = self._number % NUMBERS + 1
+        letter.number, letter.void = self._number, False
+        return letter, self._seen + self._unread
+
+    def send(self, letter: Letter) -> None:
+        """Take note that a kernel writes this: `exchange` then posts nothing else."""
+        self._posted.append(letter)
+        self._unread += 1
+        self._sent = True
 
     def exchange(
         self, ledger: Ledger, *, has_loss: bool = False
@@ -95,54 +144,65 @@ class Mailbox:
         Returns:
             None before there was such an update.
         """
-        if ledger.total.starts != self._starts:
-            # The tally was set: steps are counted anew. What is dropped may still be
-            # written to; torch keeps pinned memory until that is done.
-            self._posted.clear()
-            self._starts, self._seen = ledger.total.starts, ledger.total.start
-        self._posted.append(self._post(ledger))
+        self._follow(ledger)
+        if not self._sent:
+            self._posted.append(self._copy(ledger))
+        self._sent = False
         self._posted[-1].has_loss = has_loss
         if len(self._posted) <= LAG:
             return None
-        slot = self._posted.popleft()
-        if slot.arrived is not None:
-            if not slot.arrived.query():
-                slot.arrived.synchronize()
-            self._free.append(slot)
-        return self._read(slot)
+        post = self._posted.popleft()
+        if not post.arrived():
+            post.wait()
+        late = self._read(post)
+        if isinstance(post, Letter):
+            self._unread -= 1
+            self._letters.append(post)
+        elif post.event is not None:
+            self._copies.append(post)
+        return late
 
-    def _post(self, ledger: Ledger) -> _Slot:
+    def _follow(self, ledger: Ledger) -> None:
+        """Count steps anew if the tally was set."""
+        if ledger.total.starts != self._starts:
+            # What is dropped may still be written to. Torch keeps the memory of its
+            # own copies until that is done.
+            _let_go(self._posted)
+            self._starts, self._seen = ledger.total.starts, ledger.total.start
+            self._unread, self._sent = 0, False
+
+    def _copy(self, ledger: Ledger) -> _Copy:
         sheet = ledger.sheet
         if sheet.device.type != "cuda":
             # On other devices the read itself waits, for values two steps old.
-            return _Slot(sheet.clone(), None)
-        # Free slots were read, and so were their copies waited for.
-        slot = self._free.pop() if self._free else _pinned_slot(sheet)
-        assert slot.arrived is not None
-        slot.void = False
-        slot.sheet.copy_(sheet, non_blocking=True)
-        slot.arrived.record(torch.cuda.current_stream(sheet.device))
-        return slot
+            return _Copy(sheet.clone(), None)
+        # Free ones were read, and so were their copies waited for.
+        copy = self._copies.pop() if self._copies else _pinned_copy(sheet)
+        assert copy.event is not None
+        copy.void = False
+        copy.sheet.copy_(sheet, non_blocking=True)
+        copy.event.record(torch.cuda.current_stream(sheet.device))
+        return copy
 
-    def _read(self, slot: _Slot) -> list[LateRow]:
-        # One copy where it is not on the host yet.
-        sheet = slot.sheet.cpu() if slot.arrived is None else slot.sheet
-        address = sheet.data_ptr()
-        seen, updates = self._seen, updates_at(address)
-        self._seen = updates
-        if slot.void or updates <= seen:
+    def _read(self, post: Letter | _Copy) -> list[LateRow]:
+        updates, row, loss = post.head()
+        seen, self._seen = self._seen, updates
+        if post.void or updates <= seen:
             return []
+        last = LateRow(updates, row, loss if post.has_loss else None)
+        if updates == seen + 1:
+            return [last]
         first = max(seen, updates - RING)
         self.lost += first - seen
-        early = [
-            LateRow(step + 1, row_at(address, step % RING))
-            for step in range(first, updates - 1)
-        ]
-        loss = loss_at(address) if slot.has_loss else None
-        last = row_at(address, (updates - 1) % RING)
-        return [*early, LateRow(updates, last, loss)]
+        early = range(first, updates - 1)
+        return [*(LateRow(step + 1, post.row(step)) for step in early), last]
 
 
-def _pinned_slot(like: Tensor) -> _Slot:
+def _pinned_copy(like: Tensor) -> _Copy:
     sheet = torch.empty(like.shape, dtype=like.dtype, device="cpu", pin_memory=True)
-    return _Slot(sheet, torch.cuda.Event())
+    return _Copy(sheet, torch.cuda.Event())
+
+
+def _let_go(posted: deque[Letter | _Copy]) -> None:
+    letters.lose(posted)
+    posted.clear()

@@ -19,7 +19,7 @@ from gradscale.torch.calm import Calm
 from gradscale.torch.culprits import Diagnosis
 from gradscale.torch.inquiry import Case, Inquiry
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.ledger import Ledger, is_calm, record_of
+from gradscale.torch.ledger import Ledger, columns_of, is_calm, record_of
 from gradscale.torch.mailbox import LAG, LateRow, Mailbox
 from gradscale.torch.meter import Meter
 from gradscale.torch.open_step import OpenStep
@@ -82,7 +82,7 @@ class Monitor:
         self.meter = Meter(every if self.heard else None, kernels=kernels)
         self._sample: UnderflowSample | None = None
         self._updates = 0
-        self._behind: deque[list[OpenStep]] = deque(maxlen=LAG + 1)
+        self._behind: deque[Mapping[int, OpenStep]] = deque(maxlen=LAG + 1)
         # Each with the update in which it is judged, the same on every rank.
         self._waiting: deque[tuple[int, Case]] = deque()
         self._records: deque[StepRecord] = deque(maxlen=REMEMBERED)
@@ -98,10 +98,10 @@ class Monitor:
 
         Args:
             ledger: After the update.
-            settled: What each optimizer has done.
+            settled: What each optimizer has done. Not to be changed afterwards.
         """
         self._updates += 1
-        self._behind.append(list(settled.values()))
+        self._behind.append(settled)
         self._sample = self.meter.end_step()
         if self.armed.armed:
             record = record_of(ledger.total.row.tolist(), int(ledger.total.tally[0]))
@@ -156,15 +156,15 @@ class Monitor:
         Args:
             late: As for `see`.
         """
-        busy = self._waiting or self._sinks or self._sample is not None
-        alone = len(late) == 1 and self._judge.settled
-        if busy or not (alone and is_calm(late[0].row)):
+        one, *more = late
+        if more or self._waiting or self._sinks or self._sample is not None:
             return False
-        record = record_of(late[0].row, late[0].step, late[0].loss)
+        if not (is_calm(one.row) and self._judge.settled):
+            return False
         if self._recorder is not None:
             # Only what it means can wait: a run that is killed must find its row.
-            self._recorder.row(record, Verdict.OK)
-        if self._calm.add(record):
+            self._recorder.put(one.step, *columns_of(one.row), one.loss)
+        if self._calm.add(one):
             self._judge_calm()
         return True
 
@@ -217,14 +217,15 @@ class Monitor:
 
     def _judge_calm(self) -> None:
         """Judge the steps that were put off."""
-        for record in self._calm.take():
+        for one in self._calm.take():
             self._bad = 0
+            record = record_of(one.row, one.step, one.loss)
             self._judge_row(record, None, written=True)
 
     def _enqueue(self, late: LateRow, *, last: bool) -> None:
         # Steps that a graph has replayed were seen by nobody.
         seen = last and len(self._behind) > LAG
-        steps = self._behind[0] if seen else []
+        steps = list(self._behind[0].values()) if seen else []
         sample = self._sample if seen else None
         case = self._inquiry.begin(late, steps, sample, suspect=self._suspect())
         due = self._updates + (LAG if case.on_its_way else 0)

@@ -38,7 +38,6 @@ from gradscale.torch.devices import (
     device_type,
     host_may_act,
     is_there,
-    moved,
     warn_disabled,
 )
 from gradscale.torch.diagnosing import diagnose
@@ -51,6 +50,7 @@ from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.late_backward import watch_backward
 from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
+from gradscale.torch.losses import is_a_loss, note_
 from gradscale.torch.mailbox import LateRow, Mailbox
 from gradscale.torch.meter import Meter
 from gradscale.torch.monitor import Monitor
@@ -60,7 +60,7 @@ from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
 from gradscale.torch.paths import Path, Way, path_of, unscales_itself, way_of
 from gradscale.torch.recording import Recorder, recorder_of
 from gradscale.torch.roots import Roots, root_of
-from gradscale.torch.scaling import map_outputs, times, trace_of
+from gradscale.torch.scaling import map_outputs, times
 from gradscale.torch.settling import Part, force_scale, settle, settle_idle
 from gradscale.torch.spread import lone, ranks_are_there, replicas_of
 from gradscale.torch.two_owners import unscale_once_
@@ -201,29 +201,17 @@ class GradScaler(torch.amp.GradScaler):
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(output.device)
         scale, ledger = self._books("scale")
-        trace = trace_of(output)
-        if trace is not None:
-            ledger.loss_trace.add_(moved(trace, scale.device))
-        ledger.used_scale.copy_(scale)
+        first = self._iteration.losses == 0
+        note_(output, scale, ledger, first=first, kernels=self._kernels)
         self._iteration.scaled = True
+        self._iteration.losses += is_a_loss(output)
         self._ranks.losses_are_known = False
-        self._note_loss(output, ledger)
         scaled = times(output, scale)
         if host_may_act():
             self._monitor.armed.watch_loss(scaled, output)
             closed_params = self._iteration.closed_params
             watch_backward(scaled, closed_params, self._report_late_backward)
         return scaled
-
-    def _note_loss(self, output: Tensor, ledger: Ledger) -> None:
-        """Add a loss of one element to those of this iteration. No host sync."""
-        if output.numel() == 1 and output.is_floating_point():
-            loss = moved(output.detach().reshape(()), ledger.loss.device)
-            if self._iteration.losses:
-                ledger.loss.add_(loss)
-            else:
-                ledger.loss.copy_(loss)
-            self._iteration.losses += 1
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         if self._growth_tracker is not None:
@@ -620,6 +608,7 @@ class GradScaler(torch.amp.GradScaler):
         scale, ledger = self._books("update")
         forced = guards.checked_scale(new_scale, self._policy, self._device, scale)
         parts, idle = self._parts()
+        may_act = host_may_act()
         if parts:
             settle(
                 self._policy,
@@ -629,6 +618,7 @@ class GradScaler(torch.amp.GradScaler):
                 hold_on_bad_loss=self._guard == "raise" and self._losses_are_known(),
                 forced_scale=forced,
                 kernels=self._kernels,
+                mailbox=self._mailbox if may_act else None,
             )
         elif forced is not None:
             force_scale(self._policy, self._state(), ledger, forced)
@@ -639,7 +629,7 @@ class GradScaler(torch.amp.GradScaler):
             settle_idle(ledger, accounts, whole=not parts)
         has_loss = self._iteration.losses > 0
         self._iteration.end(ledger.used_scale)
-        if (parts or idle) and host_may_act():
+        if (parts or idle) and may_act:
             self._monitor.look(ledger, self._iteration.settled)
             late = self._mailbox.exchange(ledger, has_loss=has_loss)
             if not (late and self._monitor.put_off(late)):

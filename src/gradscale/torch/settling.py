@@ -11,6 +11,7 @@ from gradscale.core.state import FixedState, Observed, ScaleState
 from gradscale.torch.gradients import largest
 from gradscale.torch.kernels import Kernels, fall_back, usable
 from gradscale.torch.ledger import RING, Account, Facts, Kept, Ledger
+from gradscale.torch.mailbox import Mailbox
 from gradscale.torch.rule import move_, moves_as_torch
 
 
@@ -47,6 +48,7 @@ def settle(
     hold_on_bad_loss: bool,
     forced_scale: Tensor | None,
     kernels: Kernels,
+    mailbox: Mailbox | None = None,
 ) -> None:
     """Move the state and write the rows, in place. No host sync.
 
@@ -58,6 +60,7 @@ def settle(
         hold_on_bad_loss: Keep the state while the loss itself is not finite.
         forced_scale: f32[], taken instead of the rule's if it is within the bounds.
         kernels: Whether one kernel may do all of it; it can for one part.
+        mailbox: The kernel writes a letter to it; None while the host may not act.
     """
     alone = len(parts) == 1
     if alone and forced_scale is None and usable(kernels, state.scale.device):
@@ -65,7 +68,7 @@ def settle(
             # Here, for Triton may be missing.
             from gradscale.torch.kernels.settling import settle_
 
-            settle_(policy, state, ledger, parts[0], hold_on_bad_loss)
+            settle_(policy, state, ledger, parts[0], hold_on_bad_loss, mailbox)
             return
         except Exception as error:
             # Nothing is written yet: a kernel that was started does not raise.

@@ -11,7 +11,8 @@ from gradscale.torch.settling import Part, settle
 class Books:
     """All that the end of a step writes to, and a way to end one."""
 
-    def __init__(self, policy, device, kind):
+    def __init__(self, policy, device, kind, mailbox=None):
+        self.mailbox = mailbox
         self.policy, self.device, self.kind = policy, device, kind
         first = policy.init_state()
         self.ledger = new_ledger(device, first.scale)
@@ -46,6 +47,7 @@ class Books:
             hold_on_bad_loss=hold,
             forced_scale=None,
             kernels=self.kind,
+            mailbox=self.mailbox,
         )
 
     def tensors(self):

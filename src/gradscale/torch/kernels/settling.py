@@ -15,8 +15,10 @@ from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.policies import DynamicScale
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.torch.kernels import on
-from gradscale.torch.kernels.launching import launched
+from gradscale.torch.kernels.launching import launched, stream_of
 from gradscale.torch.ledger import KEPT, RING, ROW, Ledger
+from gradscale.torch.letters import HIGH, LOSS, LOW, WORDS
+from gradscale.torch.mailbox import Mailbox
 
 if TYPE_CHECKING:
     from gradscale.torch.settling import Part
@@ -31,6 +33,7 @@ def settle_(
     ledger: Ledger,
     part: "Part",
     hold_on_bad_loss: bool,
+    mailbox: Mailbox | None = None,
 ) -> None:
     """Do what `settling.settle` does for one part and no forced scale.
 
@@ -42,7 +45,9 @@ def settle_(
         ledger: What the device remembers beside it.
         part: What the optimizer contributes.
         hold_on_bad_loss: Keep the state while the loss itself is not finite.
+        mailbox: Where the row goes; None to leave it on the device.
     """
+    letter, known = (None, 0) if mailbox is None else mailbox.letter(ledger)
     moves = isinstance(state, ScaleState)
     growth_factor, backoff_factor, growth_interval, period = 1.0, 1.0, 1, 0
     if isinstance(policy, DynamicScale):
@@ -68,6 +73,8 @@ def settle_(
                 ledger.zero if part.norm_found is None else part.norm_found,
                 ledger.zero if part.amax is None else part.amax,
                 ledger.unasked if part.norm is None else part.norm,
+                ledger.loss,
+                ledger.sheet if letter is None else letter.lines,
             ),
             (
                 float(part.stepped),
@@ -77,14 +84,19 @@ def settle_(
                 float(policy.max_scale),
                 growth_interval,
                 period,
+                0 if letter is None else letter.number,
+                known,
             ),
             MOVES=moves,
             HOLD=hold_on_bad_loss,
         )
+    if mailbox is not None and letter is not None:
+        letter.stream = stream_of(state.scale)
+        mailbox.send(letter)
 
 
 _FIELDS = tl.constexpr(len(ROW))
-_LANES = tl.constexpr(triton.next_power_of_2(len(ROW)))
+_LANES = tl.constexpr(triton.next_power_of_2(WORDS))
 _RING = tl.constexpr(RING)
 _READ = tl.constexpr(ROW.index("read"))
 _STEPPED = tl.constexpr(ROW.index("stepped"))
@@ -101,6 +113,9 @@ _UNCALIBRATED = tl.constexpr(KEPT.index("uncalibrated"))
 _GROWN = tl.constexpr(KEPT.index("grown"))
 _FLOOR_STEPS = tl.constexpr(KEPT.index("floor_steps"))
 _REFUSED = tl.constexpr(KEPT.index("refused"))
+# A letter's line has the words of a row and more.
+_WORDS = tl.constexpr(WORDS)
+_LOSS, _LOW, _HIGH = tl.constexpr(LOSS), tl.constexpr(LOW), tl.constexpr(HIGH)
 
 
 # Each product is rounded, as by the rule; Triton's default is in flux.
@@ -121,6 +136,8 @@ def _settle(
     norm_found_ptr,
     amax_ptr,
     norm_ptr,
+    loss_ptr,
+    letter_ptr,
     stepped,
     growth_factor,
     backoff_factor,
@@ -128,6 +145,8 @@ def _settle(
     max_scale,
     growth_interval,
     period,
+    number,
+    known,
     MOVES: tl.constexpr,
     HOLD: tl.constexpr,
 ):
@@ -187,6 +206,19 @@ def _settle(
     row = tl.where(field == _KEPT + _REFUSED, refused, row)
     inside = field < _FIELDS
     updates = tl.load(total_tally_ptr)
+    if number > 0:
+        # Steps that the host has not heard of: a graph was replayed.
+        early = tl.maximum(known, updates + 1 - _RING)
+        while early < updates:
+            place = early % _RING
+            line = tl.load(ring_ptr + place * _FIELDS + field, mask=inside, other=0.0)
+            _post(letter_ptr, 1 + place, field, line.to(tl.int32, bitcast=True), number)
+            early += 1
+        line = tl.where(field == _LOSS, tl.load(loss_ptr), row)
+        words = line.to(tl.int32, bitcast=True)
+        words = tl.where(field == _LOW, (updates + 1).to(tl.int32), words)
+        words = tl.where(field == _HIGH, ((updates + 1) >> 32).to(tl.int32), words)
+        _post(letter_ptr, 0, field, words, number)
     place = (updates % _RING) * _FIELDS
     tl.store(ring_ptr + place + field, row, mask=inside)
     tl.store(total_row_ptr + field, row, mask=inside)
@@ -205,3 +237,12 @@ def _settle(
     tl.store(kept_ptr + _UNCALIBRATED, uncalibrated * skip)
     tl.store(kept_ptr + _GROWN, (moved > scale).to(tl.float32))
     tl.store(kept_ptr + _FLOOR_STEPS, floor_steps)
+
+
+@triton.jit
+def _post(letter_ptr, line, field, values, number):
+    # Each word bears the number of its letter: see `letters`.
+    words = (number.to(tl.int64) << 32) | (values.to(tl.int64) & 0xFFFFFFFF)
+    at_ptr = letter_ptr + line * _WORDS + field
+    # Through the cache: the host does not see what is in it.
+    tl.store(at_ptr, words, mask=field < _WORDS, cache_modifier=".wt")

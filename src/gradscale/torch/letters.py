@@ -1,0 +1,122 @@
+"""Facts that a kernel writes into host memory itself: no copy, no event.
+
+A letter is some lines of words of 64 bits. The lower half of a word is a value, the
+upper half the number of the letter, so that one store of the device brings both. The
+host takes a line for there once every word of it bears the number: in whatever order
+the words arrive, none is read too early.
+"""
+
+import ctypes
+import struct
+import time
+from collections.abc import Iterable
+
+import torch
+
+from gradscale.torch.ledger import RING, ROW
+
+# The words of a line: the fields of a row, then the loss and the updates, low and high.
+LOSS = len(ROW)
+LOW, HIGH = LOSS + 1, LOSS + 2
+WORDS = LOSS + 3
+# Numbers are i32 and begin at 1: fresh memory holds 0.
+NUMBERS = 2**31 - 1
+# The first line is of the last update, the others are a ring of earlier ones.
+LINES = 1 + RING
+_LINE = 8 * WORDS
+_numbers = struct.Struct("@" + "4xI" * WORDS).unpack_from
+_values = struct.Struct("@" + "f4x" * LOW + "I4xI4x").unpack_from
+# Seconds: the first and the longest pause while waiting, and when to ask the device.
+_SHORT, _LONG, _ASK = 2e-5, 1e-3, 1.0
+
+# Written to by kernels that are still to run, for mailboxes that are gone. Torch does
+# not know of them and would give the memory to others.
+_astray: "list[Letter]" = []
+
+
+class Letter:
+    """Host memory for the facts of one update, used again and again.
+
+    Attributes:
+        device: Of which the facts are.
+        lines: i64[LINES, WORDS], pinned for CUDA.
+        number: Of the update that was last written to it, or is to be.
+        void: The facts in it are forgotten.
+        has_loss: The loss in it is that of the last step.
+        stream: The handle of the stream that the kernel is in; None for the default.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self.lines = torch.zeros(
+            (LINES, WORDS), dtype=torch.int64, device="cpu", pin_memory=pinned
+        )
+        self.number = 0
+        self.void = False
+        self.has_loss = False
+        self.stream: int | None = None
+        self.device = device
+        # Made once: whatever reads from it runs no operator.
+        size = LINES * _LINE
+        self._bytes = (ctypes.c_char * size).from_address(self.lines.data_ptr())
+
+    def arrived(self, line: int = 0) -> bool:
+        """Return whether all of a line is there."""
+        # Numbers first, values afterwards: they are of these stores or of later ones.
+        return _numbers(self._bytes, line * _LINE).count(self.number) == WORDS
+
+    def wait(self, line: int = 0) -> None:
+        """Wait for a line without stopping the device.
+
+        Raises:
+            RuntimeError: The device has failed, or the line does not come.
+        """
+        pause, asked = _SHORT, time.monotonic()
+        while not self.arrived(line):
+            time.sleep(pause)
+            pause = min(2 * pause, _LONG)
+            if time.monotonic() - asked > _ASK:
+                self._ask(line)
+                asked = time.monotonic()
+
+    def head(self) -> tuple[int, list[float], float]:
+        """Return how many updates there were, the row of the last, and its loss."""
+        *row, loss, low, high = _values(self._bytes)
+        return low | high << 32, row, loss
+
+    def row(self, step: int) -> list[float]:
+        """Return the row of an earlier step, the first of which is 0."""
+        line = 1 + step % RING
+        if not self.arrived(line):
+            self.wait(line)
+        return list(_values(self._bytes, line * _LINE)[:LOSS])
+
+    def _ask(self, line: int) -> None:
+        """Let a device that has failed say so: it writes no letters."""
+        if self._stream_is_idle() and not self.arrived(line):
+            raise RuntimeError(
+                f"The device is idle, and the facts of update {self.number} are not "
+                "there: the kernel that writes them did not run to its end. The scale "
+                "cannot be guarded without them. Report it, please, and go on with "
+                "GradScaler(..., kernels='plain')."
+            )
+
+    def _stream_is_idle(self) -> bool:
+        if self.device.type != "cuda":
+            return True
+        if not self.stream:
+            return torch.cuda.default_stream(self.device).query()
+        return torch.cuda.ExternalStream(self.stream, self.device).query()
+
+
+def lose(posted: Iterable[object]) -> None:
+    """Keep those letters that nobody waits for until the device has written them."""
+    _astray.extend(post for post in posted if isinstance(post, Letter))
+
+
+def fresh(device: torch.device) -> Letter:
+    """Return a letter that no kernel is going to write to."""
+    for place, letter in enumerate(_astray):
+        if letter.device == device and letter.arrived():
+            return _astray.pop(place)
+    return Letter(device)

@@ -1,0 +1,64 @@
+"""What is to be known of a loss before it is scaled: is it finite, and what is it?"""
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.devices import moved
+from gradscale.torch.kernels import Kernels, fall_back, usable
+from gradscale.torch.ledger import Ledger
+from gradscale.torch.scaling import trace_of
+
+
+def is_a_loss(output: Tensor) -> bool:
+    """Return whether an output is a number that can be noted."""
+    strided = output.layout is torch.strided
+    return strided and output.numel() == 1 and output.is_floating_point()
+
+
+def note_(
+    output: Tensor, scale: Tensor, ledger: Ledger, *, first: bool, kernels: Kernels
+) -> None:
+    """Note whether an output is finite, its scale and its value. No host sync.
+
+    Args:
+        output: Before it is scaled.
+        scale: f32[], the scale that is going to multiply it.
+        ledger: Written in place. Losses of one element are added up.
+        first: None was noted since the last update.
+        kernels: Whether one kernel may do all of it; it can for a loss.
+    """
+    # In this order: what is compiled asks no more than the first of them.
+    if usable(kernels, scale.device) and is_a_loss(output) and _is_plain(output, scale):
+        try:
+            # Here, for Triton may be missing.
+            from gradscale.torch.kernels import noting
+
+            if output.dtype in noting.DTYPES:
+                noting.note_(output, scale, ledger, first)
+                return
+        except Exception as error:
+            # Nothing is written yet: a kernel that was started does not raise.
+            fall_back(error, kernels)
+    note_plainly_(output, scale, ledger, first=first)
+
+
+def _is_plain(output: Tensor, scale: Tensor) -> bool:
+    """Return whether what lies at its address is the loss, and a kernel gets there."""
+    same_device = output.device == scale.device
+    return type(output) is Tensor and same_device and not output.is_neg()
+
+
+def note_plainly_(
+    output: Tensor, scale: Tensor, ledger: Ledger, *, first: bool
+) -> None:
+    """Note the same by plain operations."""
+    trace = trace_of(output)
+    if trace is not None:
+        ledger.loss_trace.add_(moved(trace, scale.device))
+    ledger.used_scale.copy_(scale)
+    if is_a_loss(output):
+        loss = moved(output.detach().reshape(()), ledger.loss.device)
+        if first:
+            ledger.loss.copy_(loss)
+        else:
+            ledger.loss.add_(loss)
