@@ -47,7 +47,7 @@ def test_a_line_is_there_only_once_its_last_word_is(order):
         assert not landing.arrived()
         landing.lines[0, word] = written.lines[0, word]
     assert landing.arrived()
-    assert landing.head() == (1, [float(field) for field in range(len(ROW))], 0.5)
+    assert landing.read() == (1, [float(field) for field in range(len(ROW))], 0.5)
 
 
 @pytest.mark.parametrize("before", [0, 6, 8, NUMBERS])
@@ -62,7 +62,7 @@ def test_values_arrive_bit_for_bit(value):
     landing, ledger = letter(number=NUMBERS), facts(loss=value)
     ledger.ring.fill_(value)
     write(landing, ledger, 0)
-    _, row, loss = landing.head()
+    _, row, loss = landing.read()
     assert [str(one) for one in (*row, loss)] == [
         str(torch.tensor(value).item())
     ] * len([*row, loss])
@@ -72,15 +72,14 @@ def test_values_arrive_bit_for_bit(value):
 def test_counts_of_any_size_arrive(updates):
     landing = letter()
     write(landing, facts(updates), updates)
-    assert landing.head()[0] == updates
+    assert landing.read()[0] == updates
 
 
 def test_a_line_that_is_not_there_is_waited_for():
     landing, ledger = letter(), facts()
     thread = threading.Timer(0.05, write, (landing, ledger, 0))
     thread.start()
-    landing.wait()
-    assert landing.arrived()
+    assert landing.wait()[0] == 1
     thread.join()
 
 
@@ -94,40 +93,65 @@ def test_an_earlier_line_is_waited_for_too():
 
 def test_a_device_that_is_done_and_has_not_written_is_an_error(monkeypatch):
     monkeypatch.setattr(letters, "_ASK", 0.0)
+    monkeypatch.setattr(letters, "_FOR_LONG", 0.0)
     with pytest.raises(RuntimeError, match=r"facts of update 7 .* kernels='plain'"):
         letter().wait()
 
 
-def test_a_device_that_is_busy_is_asked_again_and_not_given_up(monkeypatch):
-    monkeypatch.setattr(letters, "_ASK", 0.0)
-    landing, asked = letter(), itertools.count(1)
+class Stream:
+    """Of a device that is busy, or has failed."""
 
-    def is_idle(self):
-        if next(asked) == 3:
-            write(landing, facts(), 0)
+    def __init__(self, then):
+        self.then = then
+
+    def query(self):
+        self.then()
         return False
 
-    monkeypatch.setattr(Letter, "_stream_is_idle", is_idle)
-    landing.wait()
+
+def on_cuda(monkeypatch, then):
+    """Return a letter of a device that does this when it is asked how it is."""
+    landing = letter()
+    landing.device = torch.device("cuda")
+    monkeypatch.setattr(letters, "_ASK", 0.0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(then))
+    return landing
+
+
+def test_a_device_that_is_busy_is_asked_again_and_not_given_up(monkeypatch):
+    asked = itertools.count(1)
+
+    def answer():
+        if next(asked) == 3:
+            write(landing, facts(), 0)
+
+    landing = on_cuda(monkeypatch, answer)
+    assert landing.wait()[0] == 1
     assert next(asked) == 4
 
 
 def test_a_failed_device_says_so_itself(monkeypatch):
-    monkeypatch.setattr(letters, "_ASK", 0.0)
-
-    def broken(self):
+    def broken():
         raise torch.AcceleratorError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(Letter, "_stream_is_idle", broken)
+    landing = on_cuda(monkeypatch, broken)
     with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
-        letter().wait()
+        landing.wait()
+
+
+def test_after_a_long_time_the_device_is_waited_for(monkeypatch):
+    landing = on_cuda(monkeypatch, pytest.fail)
+    monkeypatch.setattr(letters, "_FOR_LONG", 0.0)
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", lambda device: write(landing, facts(), 0)
+    )
+    assert landing.wait()[0] == 1
 
 
 def sent(box, ledger):
     """Send a letter that is still to be written; return it and what it is to hold."""
     made, known = box.letter(ledger)
     ledger.total.tally[0].add_(1)
-    box.send(made)
     return made, known
 
 
@@ -205,15 +229,20 @@ def test_a_letter_has_a_line_for_each_place_of_the_ring_and_one_more():
     assert tuple(letter().lines.shape) == (LINES, WORDS) == (RING + 1, len(ROW) + 3)
 
 
+def test_a_letter_that_no_kernel_was_started_for_is_taken_back():
+    box, ledger = Mailbox(), new_ledger(CPU, 8.0)
+    unused, _ = box.letter(ledger)
+    box.recall()
+    box.recall()
+    ledger.total.tally[0].add_(1)
+    assert box.exchange(ledger) is None
+    made, known = box.letter(ledger)
+    assert made is unused
+    assert known == 0
+    write(made, ledger, known, number=made.number - 1)
+    assert made.read() is None
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("own_stream", [False, True])
-def test_an_idle_stream_is_known_by_its_handle(own_stream):
-    landing = Letter(torch.device("cuda", 0))
-    assert landing.lines.is_pinned()
-    stream = torch.cuda.Stream() if own_stream else torch.cuda.default_stream()
-    landing.stream = stream.cuda_stream
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
-    assert not landing._stream_is_idle()
-    torch.cuda.synchronize()
-    assert landing._stream_is_idle()
+def test_what_a_device_writes_to_is_pinned():
+    assert Letter(torch.device("cuda", 0)).lines.is_pinned()

@@ -26,8 +26,12 @@ LINES = 1 + RING
 _LINE = 8 * WORDS
 _numbers = struct.Struct("@" + "4xI" * WORDS).unpack_from
 _values = struct.Struct("@" + "f4x" * LOW + "I4xI4x").unpack_from
-# Seconds: the first and the longest pause while waiting, and when to ask the device.
-_SHORT, _LONG, _ASK = 2e-5, 1e-3, 1.0
+# Seconds: the first and the longest pause while waiting, when to ask the device how it
+# is, and when to wait until it is idle.
+_SHORT, _LONG, _ASK, _FOR_LONG = 2e-5, 1e-3, 1.0, 60.0
+
+# Of the last update: how many there were, its row, the loss.
+LastFacts = tuple[int, list[float], float]
 
 # Written to by kernels that are still to run, for mailboxes that are gone. Torch does
 # not know of them and would give the memory to others.
@@ -43,7 +47,6 @@ class Letter:
         number: Of the update that was last written to it, or is to be.
         void: The facts in it are forgotten.
         has_loss: The loss in it is that of the last step.
-        stream: The handle of the stream that the kernel is in; None for the default.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -54,7 +57,6 @@ class Letter:
         self.number = 0
         self.void = False
         self.has_loss = False
-        self.stream: int | None = None
         self.device = device
         # Made once: whatever reads from it runs no operator.
         size = LINES * _LINE
@@ -62,51 +64,57 @@ class Letter:
 
     def arrived(self, line: int = 0) -> bool:
         """Return whether all of a line is there."""
-        # Numbers first, values afterwards: they are of these stores or of later ones.
         return _numbers(self._bytes, line * _LINE).count(self.number) == WORDS
 
-    def wait(self, line: int = 0) -> None:
-        """Wait for a line without stopping the device.
-
-        Raises:
-            RuntimeError: The device has failed, or the line does not come.
-        """
-        pause, asked = _SHORT, time.monotonic()
-        while not self.arrived(line):
-            time.sleep(pause)
-            pause = min(2 * pause, _LONG)
-            if time.monotonic() - asked > _ASK:
-                self._ask(line)
-                asked = time.monotonic()
-
-    def head(self) -> tuple[int, list[float], float]:
-        """Return how many updates there were, the row of the last, and its loss."""
+    def read(self) -> LastFacts | None:
+        """Return the facts of the last update; None if they are not there yet."""
+        # Numbers first: the values are of the same stores or of later ones.
+        if _numbers(self._bytes).count(self.number) != WORDS:
+            return None
         *row, loss, low, high = _values(self._bytes)
         return low | high << 32, row, loss
+
+    def wait(self) -> LastFacts:
+        """Wait for the facts of the last update without stopping the device.
+
+        Raises:
+            RuntimeError: The device has failed, or they do not come.
+        """
+        self._wait_for(0)
+        found = self.read()
+        assert found is not None
+        return found
 
     def row(self, step: int) -> list[float]:
         """Return the row of an earlier step, the first of which is 0."""
         line = 1 + step % RING
-        if not self.arrived(line):
-            self.wait(line)
+        self._wait_for(line)
         return list(_values(self._bytes, line * _LINE)[:LOSS])
 
-    def _ask(self, line: int) -> None:
+    def _wait_for(self, line: int) -> None:
+        pause, begin = _SHORT, time.monotonic()
+        asked = begin
+        while not self.arrived(line):
+            time.sleep(pause)
+            pause = min(2 * pause, _LONG)
+            now = time.monotonic()
+            if now - asked > _ASK:
+                asked = now
+                self._ask(line, long=now - begin > _FOR_LONG)
+
+    def _ask(self, line: int, *, long: bool) -> None:
         """Let a device that has failed say so: it writes no letters."""
-        if self._stream_is_idle() and not self.arrived(line):
+        if self.device.type == "cuda":
+            # Any call does. After so long a time the device can as well be waited for.
+            stream = torch.cuda.current_stream(self.device)
+            torch.cuda.synchronize(self.device) if long else stream.query()
+        if long and not self.arrived(line):
             raise RuntimeError(
                 f"The device is idle, and the facts of update {self.number} are not "
                 "there: the kernel that writes them did not run to its end. The scale "
                 "cannot be guarded without them. Report it, please, and go on with "
                 "GradScaler(..., kernels='plain')."
             )
-
-    def _stream_is_idle(self) -> bool:
-        if self.device.type != "cuda":
-            return True
-        if not self.stream:
-            return torch.cuda.default_stream(self.device).query()
-        return torch.cuda.ExternalStream(self.stream, self.device).query()
 
 
 def lose(posted: Iterable[object]) -> None:

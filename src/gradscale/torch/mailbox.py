@@ -2,6 +2,7 @@
 
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from gradscale.torch import letters
 from gradscale.torch.ledger import RING, Ledger, loss_at, row_at, updates_at
-from gradscale.torch.letters import NUMBERS, Letter
+from gradscale.torch.letters import NUMBERS, LastFacts, Letter
 
 # A guard acts on the facts of exactly this many updates ago, so that every rank and
 # every resumed run acts in the same call.
@@ -46,19 +47,21 @@ class _Copy:
     void: bool = False
     has_loss: bool = False
 
-    def arrived(self) -> bool:
-        return self.event is None or self.event.query()
-
-    def wait(self) -> None:
-        assert self.event is not None
-        self.event.synchronize()
-
-    def head(self) -> tuple[int, list[float], float]:
+    def read(self) -> LastFacts | None:
+        if self.event is not None and not self.event.query():
+            return None
         # One copy where it is not on the host yet.
         self.sheet = self.sheet.cpu()
         address = self.sheet.data_ptr()
         updates = updates_at(address)
         return updates, row_at(address, (updates - 1) % RING), loss_at(address)
+
+    def wait(self) -> LastFacts:
+        assert self.event is not None
+        self.event.synchronize()
+        found = self.read()
+        assert found is not None
+        return found
 
     def row(self, step: int) -> list[float]:
         return row_at(self.sheet.data_ptr(), step % RING)
@@ -103,29 +106,37 @@ class Mailbox:
             post.void = True
 
     def letter(self, ledger: Ledger) -> tuple[Letter, int]:
-        """Return what a kernel may write the facts of the next update to.
+        """Return what a kernel writes the facts of the next update to, and post it.
+
+        `exchange` then posts nothing else. Recall it if no kernel is started.
 
         Returns:
-            The letter, which is to be sent once the kernel is started, and how many
-            updates the host has heard of: later ones belong into it.
+            The letter, and how many updates the host has heard of: later ones belong
+            into it.
         """
-        self._follow(ledger)
+        if ledger.total.starts != self._starts:
+            self._begin_anew(ledger)
         if self._sent:
             # An error came between: nobody exchanged the one before.
-            self._sent = False
             self._unread -= 1
             letters.lose([self._posted.pop()])
-        free = self._letters
+        free, known = self._letters, self._seen + self._unread
         letter = free.pop() if free else letters.fresh(ledger.sheet.device)
-        self._number = self._number % NUMBERS + 1
-        letter.number, letter.void = self._number, False
-        return letter, self._seen + self._unread
-
-    def send(self, letter: Letter) -> None:
-        """Take note that a kernel writes this: `exchange` then posts nothing else."""
+        letter.number = self._number = self._number % NUMBERS + 1
+        letter.void = False
         self._posted.append(letter)
         self._unread += 1
         self._sent = True
+        return letter, known
+
+    def recall(self) -> None:
+        """Take back the letter, if there is one, that no kernel is going to write."""
+        if self._sent:
+            self._sent = False
+            self._unread -= 1
+            unused = self._posted.pop()
+            assert isinstance(unused, Letter)
+            self._letters.append(unused)
 
     def exchange(
         self, ledger: Ledger, *, has_loss: bool = False
@@ -144,32 +155,43 @@ class Mailbox:
         Returns:
             None before there was such an update.
         """
-        self._follow(ledger)
+        # Most of this is done in every step: it calls no more than it must.
+        if ledger.total.starts != self._starts:
+            self._begin_anew(ledger)
+        posted = self._posted
         if not self._sent:
-            self._posted.append(self._copy(ledger))
+            posted.append(self._copy(ledger))
         self._sent = False
-        self._posted[-1].has_loss = has_loss
-        if len(self._posted) <= LAG:
+        posted[-1].has_loss = has_loss
+        if len(posted) <= LAG:
             return None
-        post = self._posted.popleft()
-        if not post.arrived():
-            post.wait()
-        late = self._read(post)
+        post = posted.popleft()
+        updates, row, loss = post.read() or post.wait()
         if isinstance(post, Letter):
             self._unread -= 1
             self._letters.append(post)
         elif post.event is not None:
             self._copies.append(post)
-        return late
+        seen, self._seen = self._seen, updates
+        if post.void or updates <= seen:
+            return []
+        last = LateRow(updates, row, loss if post.has_loss else None)
+        return [last] if updates == seen + 1 else [*self._early(post, seen), last]
 
-    def _follow(self, ledger: Ledger) -> None:
-        """Count steps anew if the tally was set."""
-        if ledger.total.starts != self._starts:
-            # What is dropped may still be written to. Torch keeps the memory of its
-            # own copies until that is done.
-            _let_go(self._posted)
-            self._starts, self._seen = ledger.total.starts, ledger.total.start
-            self._unread, self._sent = 0, False
+    def _early(self, post: Letter | _Copy, seen: int) -> Iterator[LateRow]:
+        """Yield the rows between those that were seen and the last."""
+        first = max(seen, self._seen - RING)
+        self.lost += first - seen
+        for step in range(first, self._seen - 1):
+            yield LateRow(step + 1, post.row(step))
+
+    def _begin_anew(self, ledger: Ledger) -> None:
+        """Count from where the tally was set."""
+        # What is dropped may still be written to. Torch keeps the memory of its own
+        # copies until that is done.
+        _let_go(self._posted)
+        self._starts, self._seen = ledger.total.starts, ledger.total.start
+        self._unread, self._sent = 0, False
 
     def _copy(self, ledger: Ledger) -> _Copy:
         sheet = ledger.sheet
@@ -183,19 +205,6 @@ class Mailbox:
         copy.sheet.copy_(sheet, non_blocking=True)
         copy.event.record(torch.cuda.current_stream(sheet.device))
         return copy
-
-    def _read(self, post: Letter | _Copy) -> list[LateRow]:
-        updates, row, loss = post.head()
-        seen, self._seen = self._seen, updates
-        if post.void or updates <= seen:
-            return []
-        last = LateRow(updates, row, loss if post.has_loss else None)
-        if updates == seen + 1:
-            return [last]
-        first = max(seen, updates - RING)
-        self.lost += first - seen
-        early = range(first, updates - 1)
-        return [*(LateRow(step + 1, post.row(step)) for step in early), last]
 
 
 def _pinned_copy(like: Tensor) -> _Copy:

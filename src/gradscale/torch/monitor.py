@@ -90,6 +90,7 @@ class Monitor:
         self._found: Finding | None = None
         self._bad = 0
         self._begun = False
+        self._settled = False
         self._end: weakref.finalize[..., Any] | None = None
         self._named: set[tuple[str | None, str]] = set()
 
@@ -157,9 +158,8 @@ class Monitor:
             late: As for `see`.
         """
         one, *more = late
-        if more or self._waiting or self._sinks or self._sample is not None:
-            return False
-        if not (is_calm(one.row) and self._judge.settled):
+        busy = more or self._waiting or self._sinks or self._sample is not None
+        if busy or not (self._settled and is_calm(one.row)):
             return False
         if self._recorder is not None:
             # Only what it means can wait: a run that is killed must find its row.
@@ -256,6 +256,7 @@ class Monitor:
     ) -> Judgement:
         """Judge a step, write it down, and say what there is to say."""
         judged = self._judge.see(record, culprits)
+        self._settled = self._judge.settled
         self._records.append(record)
         if self._recorder is not None:
             if not written:

@@ -72,6 +72,8 @@ def settle(
             return
         except Exception as error:
             # Nothing is written yet: a kernel that was started does not raise.
+            if mailbox is not None:
+                mailbox.recall()
             fall_back(error, kernels)
     whole = parts[0] if alone else _together(ledger, parts)
     kept = Kept(*ledger.kept.unbind())

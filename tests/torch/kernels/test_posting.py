@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradscale import DynamicScale
-from gradscale.torch import GradScaler
+from gradscale import DynamicScale, GradscaleWarning
+from gradscale.torch import GradScaler, kernels
+from gradscale.torch.kernels import settling
 from gradscale.torch.ledger import RING
 from gradscale.torch.letters import Letter
 from gradscale.torch.mailbox import LAG, Mailbox
@@ -105,3 +106,20 @@ def test_a_scaler_hears_of_every_step_by_letter(device):
     assert [one.step for one in seen] == [1, 2, 3, 4]
     assert [one.row[2] for one in seen] == [0.0, 1.0, 0.0, 1.0]
     assert all(isinstance(post, Letter) for post in scaler._mailbox._posted)
+
+
+def test_a_kernel_that_fails_leaves_the_letter_and_a_copy_is_posted(
+    device, monkeypatch
+):
+    def broken(*given, **more):
+        raise ValueError("cannot compile")
+
+    monkeypatch.setattr(settling, "_settle", broken)
+    monkeypatch.setattr(kernels, "_broken", None)
+    monkeypatch.setattr(kernels, "usable", lambda kinds, device: True)
+    monkeypatch.setattr("gradscale.torch.settling.usable", lambda kinds, device: True)
+    post = Post(device, "auto")
+    with pytest.warns(GradscaleWarning, match="cannot compile"):
+        post.update()
+    assert not any(isinstance(one, Letter) for one in post.box._posted)
+    assert len(post.box._letters) == 1

@@ -80,7 +80,7 @@ class Launch:
         start = self._starts.get(key)
         if start is not None and _direct:
             try:
-                start(*pointers, *numbers, *values, stream=stream_of(pointers[0]))
+                start(*pointers, *numbers, *values, stream=_stream_of(pointers[0]))
                 return
             except (AttributeError, TypeError) as error:
                 # Before anything ran: these are about the call, not the kernel.
@@ -102,7 +102,7 @@ class Launch:
             _launch_as_triton_does(error)
 
 
-def stream_of(pointer: Tensor) -> Any:
+def _stream_of(pointer: Tensor) -> Any:
     """Return the current stream as Triton wants it; None to let Triton ask for it.
 
     Triton's own way is ten times as long.

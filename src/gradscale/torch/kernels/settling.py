@@ -15,7 +15,7 @@ from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.policies import DynamicScale
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.torch.kernels import on
-from gradscale.torch.kernels.launching import launched, stream_of
+from gradscale.torch.kernels.launching import launched
 from gradscale.torch.ledger import KEPT, RING, ROW, Ledger
 from gradscale.torch.letters import HIGH, LOSS, LOW, WORDS
 from gradscale.torch.mailbox import Mailbox
@@ -90,9 +90,6 @@ def settle_(
             MOVES=moves,
             HOLD=hold_on_bad_loss,
         )
-    if mailbox is not None and letter is not None:
-        letter.stream = stream_of(state.scale)
-        mailbox.send(letter)
 
 
 _FIELDS = tl.constexpr(len(ROW))
