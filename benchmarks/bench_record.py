@@ -9,13 +9,13 @@ scalers in turns:
   verdicts  as it comes: they are judged, culprits are ready, nothing is written
   recorded  names, verdicts, peaks, samples of the underflow meter and a run file
 
-"inside" is the median of the time spent in what the silent one leaves out, by a clock
-around each of these calls, in twins of the scalers that take turns with the others.
 "added" is the median of what a scaler takes longer than the silent one in the same
-turn: it sees everything, and the noise of two whole steps. "inside mean" is the mean,
-which holds the steps that are sampled. On a GPU the device is kept busy, so that the
-host never waits for it; on a CPU, which reads the gradients of a sampled step itself,
-only the medians mean something.
+turn: it sees everything, and the noise of two whole steps. "inside" is the median of
+the time spent in what the silent one leaves out, by a clock around each of these calls,
+while the scaler trains GPT-2 by itself; "inside mean" is the mean, which holds the
+steps that are sampled. The host never waits for the device: a GPU is kept busy, and in
+training it is waited for between the steps. On a CPU, which reads the gradients of a
+sampled step itself, only the medians mean something.
 """
 
 import statistics
@@ -24,8 +24,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
+from benchmarks.bench_train import RUNS, Trainer
 from benchmarks.command import parser_for, save, show
 from benchmarks.contestants import (
     Contestant,
@@ -34,8 +37,16 @@ from benchmarks.contestants import (
     enter,
     ours,
 )
+from benchmarks.gpt2 import GPT2, random_tokens
 from benchmarks.models import gpt2_shapes
-from benchmarks.timing import Queue, Stopwatch, in_order, in_turns, queue_of
+from benchmarks.timing import (
+    Queue,
+    Stopwatch,
+    in_order,
+    in_turns,
+    queue_of,
+    synchronize,
+)
 from gradscale.torch import looks
 
 SETS = {"gpt2-124M": gpt2_shapes(), "tiny": gpt2_shapes(8, 1)}
@@ -48,6 +59,9 @@ SCALERS = {
     "recorded": "recorded",
 }
 JUDGING = ("verdicts", "recorded")
+# What is trained for the shapes of each set, and steps of it that are not counted.
+TRAINED = {"gpt2-124M": "124M", "tiny": "tiny"}
+SETTLING = 30
 COLUMNS = {
     "set": "set",
     "optimizer": "optimizer",
@@ -105,10 +119,11 @@ class Inside:
         self._now = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Return the median and the mean."""
+        """Return the median and the mean, once the scale has found its place."""
+        settled = self.seconds[SETTLING:]
         return {
-            "inside_us": 1e6 * statistics.median(self.seconds),
-            "inside_mean_us": 1e6 * statistics.mean(self.seconds),
+            "inside_us": 1e6 * statistics.median(settled),
+            "inside_mean_us": 1e6 * statistics.mean(settled),
         }
 
 
@@ -119,9 +134,7 @@ def watch_of(
     pristine: list[Tensor],
     args: Any,
     queue: Any,
-    *,
-    clocked: bool = False,
-) -> tuple[Stopwatch, Inside | None]:
+) -> Stopwatch:
     """Return the watch of one scaler, warmed up.
 
     Args:
@@ -129,7 +142,6 @@ def watch_of(
         optimizers: Of the parameters.
         pristine: The gradients to begin each step with.
         args, queue: As in `measure`.
-        clocked: Also return a clock for its inside.
     """
     params = optimizers.params
     who = Contestant(kind, SCALERS[impl], ours)
@@ -142,14 +154,32 @@ def watch_of(
         # Torch's fused optimizers write unscaled gradients.
         torch._foreach_copy_(grads, pristine)
 
-    inside = Inside(entered.scaler) if clocked else None
-    steps = [entered.scale, entered.step]
-    steps += [] if inside is None else [inside.end_step]
-    watch = Stopwatch(in_order(*steps), restore, args.device, queue, clock="host")
+    step = in_order(entered.scale, entered.step)
+    watch = Stopwatch(step, restore, args.device, queue, clock="host")
     watch.warm_up()
-    if inside is not None:
-        inside.seconds.clear()
-    return watch, inside
+    return watch
+
+
+def in_training(name: str, impl: str, kind: str, args: Any) -> dict[str, float]:
+    """Return the figures of the inside of a scaler that trains a model alone."""
+    torch.manual_seed(0)
+    run = RUNS[TRAINED[name]]
+    model = GPT2(run.size).to(args.device)
+    params: list[Tensor] = list(model.parameters())
+    who = Contestant(kind, SCALERS[impl], ours)
+    entered = enter(who, params, Optimizers(params), args.device)
+    inside = Inside(entered.scaler)
+    # The smallest batch: the host's work is the same for all.
+    tokens = random_tokens(run.size, *run.batches[-1], args.device)
+    trainer = Trainer(model, entered, [tokens], args.device)
+    console = Console(stderr=True)
+    for _ in track(
+        range(SETTLING + args.rounds), f"{name} {kind} {impl}", console=console
+    ):
+        synchronize(args.device)
+        trainer.train()
+        inside.end_step()
+    return inside.figures()
 
 
 def measure(name: str, kind: str, args: Any, queue: Queue | None) -> list[Any]:
@@ -161,17 +191,14 @@ def measure(name: str, kind: str, args: Any, queue: Queue | None) -> list[Any]:
     optimizers = Optimizers(params)
     pristine = [torch.randn_like(param) for param in params]
     given = kind, optimizers, pristine, args, queue
-    watches = {impl: watch_of(impl, *given)[0] for impl in SCALERS}
-    clocked = {impl: watch_of(impl, *given, clocked=True) for impl in JUDGING}
-    twins = {f"{impl}, clocked": watch for impl, (watch, _) in clocked.items()}
-    everyone = watches | twins
-    for impl in in_turns(list(everyone), args.rounds, f"{name} {kind}"):
-        everyone[impl].take()
+    watches = {impl: watch_of(impl, *given) for impl in SCALERS}
+    for impl in in_turns(list(watches), args.rounds, f"{name} {kind}"):
+        watches[impl].take()
     silent = watches[SILENT].main()
     rows = []
     for impl, watch in watches.items():
         added = [a - b for a, b in zip(watch.main(), silent, strict=True)]
-        inside = clocked[impl][1] if impl in clocked else None
+        inside = in_training(name, impl, kind, args) if impl in JUDGING else {}
         rows.append(
             {
                 "impl": impl,
@@ -183,7 +210,7 @@ def measure(name: str, kind: str, args: Any, queue: Queue | None) -> list[Any]:
                 "rounds": args.rounds,
                 **watch.figures(),
                 "added_us": 1e3 * statistics.median(added),
-                **({} if inside is None else inside.figures()),
+                **inside,
             }
         )
     return rows

@@ -66,6 +66,7 @@ RING = 64
 _HEAD = 4
 # The name of an enum's value takes longer than all the rest of a row.
 _OK = Verdict.OK.value
+CalmRow = tuple[float, bool, str, float | None, float]
 _Row = ctypes.c_float * len(ROW)
 
 
@@ -229,19 +230,21 @@ def record_of(row: Sequence[float], step: int, loss: float | None = None) -> Ste
     )
 
 
-def columns_of(row: Sequence[float]) -> tuple[float, bool, str, float | None, float]:
-    """Return scale, applied, verdict, norm and amax of a row that is calm."""
-    _, stepped, _, scale, _, _, amax, norm, *_ = row
-    return scale, stepped == 1.0, _OK, None if norm == -1.0 else norm, amax
+def calm(row: Sequence[float]) -> CalmRow | None:
+    """Return what is written down of a step in which nothing happened.
 
-
-def is_calm(row: Sequence[float]) -> bool:
-    """Return whether nothing happened in a step: it is ok, whatever was before it.
+    Such a step is ok, whatever was before it.
 
     >>> ledger = new_ledger(torch.device("cpu"), 8.0)
-    >>> is_calm(ledger.total.row.tolist())
-    False
+    >>> calm(ledger.total.row.tolist())
+
+    Returns:
+        Scale, applied, verdict, norm and largest magnitude; None for other steps.
     """
-    read, _, skipped, _, found, norm_found, amax, _, trace, _, _, floor, refused = row
-    fine = skipped == found == norm_found == trace == floor == refused == 0.0
-    return fine and read == 1.0 and amax >= SMALLEST_NORMAL
+    read, stepped, skipped, scale, found, norm_found, amax, norm, *kept = row
+    trace, _, _, floor, refused = kept
+    if skipped == found == norm_found == trace == floor == refused == 0.0 and (
+        read == 1.0 and amax >= SMALLEST_NORMAL
+    ):
+        return scale, stepped == 1.0, _OK, None if norm == -1.0 else norm, amax
+    return None

@@ -4,6 +4,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,6 +31,9 @@ class LateRow(NamedTuple):
     step: int
     row: list[float]
     loss: float | None = None
+
+
+_as_late_row = partial(tuple.__new__, LateRow)
 
 
 @dataclass
@@ -175,7 +179,8 @@ class Mailbox:
         seen, self._seen = self._seen, updates
         if post.void or updates <= seen:
             return []
-        last = LateRow(updates, row, loss if post.has_loss else None)
+        # Not by the constructor, which would take as long as the rest.
+        last = _as_late_row((updates, row, loss if post.has_loss else None))
         return [last] if updates == seen + 1 else [*self._early(post, seen), last]
 
     def _early(self, post: Letter | _Copy, seen: int) -> Iterator[LateRow]:

@@ -19,7 +19,7 @@ from gradscale.torch.calm import Calm
 from gradscale.torch.culprits import Diagnosis
 from gradscale.torch.inquiry import Case, Inquiry
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.ledger import Ledger, columns_of, is_calm, record_of
+from gradscale.torch.ledger import Ledger, calm, record_of
 from gradscale.torch.mailbox import LAG, LateRow, Mailbox
 from gradscale.torch.meter import Meter
 from gradscale.torch.open_step import OpenStep
@@ -89,8 +89,7 @@ class Monitor:
         self._calm = Calm()
         self._found: Finding | None = None
         self._bad = 0
-        self._begun = False
-        self._settled = False
+        self._begun = self._settled = False
         self._end: weakref.finalize[..., Any] | None = None
         self._named: set[tuple[str | None, str]] = set()
 
@@ -152,18 +151,15 @@ class Monitor:
         self._end.atexit = False
 
     def put_off(self, late: list[LateRow]) -> bool:
-        """Put off a step in which nothing happened; return whether that was possible.
-
-        Args:
-            late: As for `see`.
-        """
+        """Put off a step in which nothing happened; return whether that is possible."""
         one, *more = late
         busy = more or self._waiting or self._sinks or self._sample is not None
-        if busy or not (self._settled and is_calm(one.row)):
+        found = None if busy or not self._settled else calm(one.row)
+        if found is None:
             return False
         if self._recorder is not None:
             # Only what it means can wait: a run that is killed must find its row.
-            self._recorder.put(one.step, *columns_of(one.row), one.loss)
+            self._recorder.put(one.step, *found, one.loss)
         if self._calm.add(one):
             self._judge_calm()
         return True
