@@ -77,11 +77,11 @@ COLUMNS = {
 
 def silenced(scaler: Any, *, mailbox: bool) -> None:
     """Let a scaler make nothing of its facts, or only fetch them."""
-    scaler._monitor.look = lambda *facts: None
-    scaler._act_on_late_facts = lambda late: None
-    if not mailbox:
+    scaler._hear = lambda ledger, has_loss: None
+    if mailbox:
+        scaler._hear = lambda ledger, has_loss: scaler._mailbox.exchange(ledger)
+    else:
         scaler._mailbox.letter = lambda ledger: (None, 0)
-        scaler._mailbox.exchange = lambda *facts, **more: None
 
 
 class Inside:
@@ -91,14 +91,7 @@ class Inside:
         self.seconds: list[float] = []
         self._now = 0.0
         self._behind = scaler._monitor._behind
-        monitor, mailbox = scaler._monitor, scaler._mailbox
-        for owner, name in (
-            (monitor, "look"),
-            (mailbox, "letter"),
-            (mailbox, "exchange"),
-            (monitor, "put_off"),
-            (scaler, "_act_on_late_facts"),
-        ):
+        for owner, name in ((scaler._mailbox, "letter"), (scaler, "_hear")):
             setattr(owner, name, self._clocked(getattr(owner, name)))
 
     def _clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -157,6 +157,24 @@ def test_a_file_copied_with_its_log_is_read_to_the_end(tmp_path):
     assert not os.path.exists(folder)
 
 
+def test_a_writer_that_comes_after_a_copy_was_opened_is_seen(tmp_path):
+    with RunWriter(tmp_path / "run.gs", journal="wal") as writer:
+        writer.step(1, 65536.0, True, "GS000")
+        writer.flush()
+        (tmp_path / "copy").mkdir()
+        # A log without its index: what a reader finds of a writer that is beginning.
+        for name in ("run.gs", "run.gs-wal"):
+            shutil.copy(tmp_path / name, tmp_path / "copy")
+    path = tmp_path / "copy" / "run.gs"
+    with open_run(path) as run:
+        assert run.last_step == 1
+        with RunWriter(path, resume=True, journal="wal") as writer:
+            writer.step(2, 65536.0, True, "GS000")
+            writer.flush()
+            assert run.last_step == 2
+        assert run.last_step == 2
+
+
 def test_a_transaction_that_was_cut_short_is_undone_in_a_copy(tmp_path):
     file = tmp_path / "run.gs"
     with RunWriter(file, journal="truncate") as writer:

@@ -2,8 +2,8 @@
 
 import struct
 
-from gradscale.torch.ledger import RING
-from gradscale.torch.letters import WORDS
+from gradscale.torch.ledger import RING, calm
+from gradscale.torch.letters import CALM, WORDS
 
 
 def write(letter, ledger, known, number=None):
@@ -14,7 +14,8 @@ def write(letter, ledger, known, number=None):
         line(letter, 1 + step % RING, ledger.ring[step % RING].tolist(), number)
     last = ledger.ring[(updates - 1) % RING].tolist()
     numbers = [*last, ledger.loss.item()]
-    halves = [updates & 0xFFFFFFFF, updates >> 32]
+    mark = CALM if calm(last) is not None and known >= updates - 1 else 0
+    halves = [updates & 0xFFFFFFFF, updates >> 32 | mark]
     line(letter, 0, numbers, number, halves)
 
 

@@ -24,10 +24,12 @@ class Opened(NamedTuple):
         folder: Where the copy is that is read instead; None if it is the file itself.
             Then it must be closed soon: a writer may come, and one that ends could
             not tidy up.
+        copied: What the file and those beside it looked like before the copy.
     """
 
     connection: sqlite3.Connection
     folder: tempfile.TemporaryDirectory[str] | None
+    copied: tuple[object, ...] = ()
 
 
 def open_readonly(path: Path) -> Opened:
@@ -141,6 +143,7 @@ def _checked(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
 
 def _open_copy(path: Path) -> Opened:
     """Open a copy of a file, for writing: SQLite first puts it in order."""
+    copied = looks_of(path)
     folder = tempfile.TemporaryDirectory(prefix="gradscale-")
     copy = Path(folder.name) / path.name
     try:
@@ -149,7 +152,7 @@ def _open_copy(path: Path) -> Opened:
             if source.exists():
                 shutil.copyfile(source, beside(copy, ending))
         connection = sqlite3.connect(copy, isolation_level=None)
-        return Opened(_checked(connection, path), folder)
+        return Opened(_checked(connection, path), folder, copied)
     except (OSError, sqlite3.DatabaseError) as error:
         folder.cleanup()
         raise damaged(path, error) from error
@@ -162,6 +165,18 @@ def _is_wal(path: Path) -> bool:
     with path.open("rb") as file:
         header = file.read(_WRITE_VERSION + 1)
     return len(header) > _WRITE_VERSION and header[_WRITE_VERSION] == _WAL
+
+
+def looks_of(path: Path) -> tuple[object, ...]:
+    """Return what changes when somebody writes to a file."""
+    found = []
+    for ending in ("", "-wal", "-shm", "-journal"):
+        try:
+            seen = beside(path, ending).stat()
+            found.append((seen.st_size, seen.st_mtime_ns))
+        except FileNotFoundError:
+            found.append((-1, -1))
+    return tuple(found)
 
 
 def beside(path: Path, ending: str) -> Path:

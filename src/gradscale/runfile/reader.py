@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradscale.errors import OrderError
-from gradscale.runfile.opening import Opened, damaged, open_readonly
+from gradscale.runfile.opening import Opened, damaged, looks_of, open_readonly
 from gradscale.runfile.rows import (
     EventRow,
     SampleRow,
@@ -137,6 +137,9 @@ class Run:
                 "nothing more. Read it before close() or inside the with block.",
                 code="GS102",
             )
+        if self._opened is not None and self._opened.copied != looks_of(self.path):
+            # A writer that was about to begin, and has begun.
+            self._let_go()
         if self._opened is None:
             self._opened = open_readonly(self.path)
         try:

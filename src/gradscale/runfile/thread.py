@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from gradscale.runfile.filesystem import Journal
@@ -25,6 +26,10 @@ class Flush(threading.Event):
     """A mark in the queue, set when all before it is committed."""
 
 
+# What the queue holds: some rows of steps are still to be made.
+Item = StepTuple | Detail | Flush | partial[StepTuple]
+
+
 class _Gone(Exception):
     """The file is no longer where it was."""
 
@@ -35,7 +40,8 @@ class Committer:
     Args:
         path: The run file.
         journal: How SQLite journals.
-        queue: What is handed over; rows of steps are plain tuples.
+        queue: What is handed over; rows of steps are plain tuples, or calls that
+            return them.
         every: The distance of sampled steps.
         settle: Called once from the thread with the reason, if it has to stop.
 
@@ -49,7 +55,7 @@ class Committer:
         self,
         path: Path,
         journal: Journal,
-        queue: deque[StepTuple | Detail | Flush],
+        queue: deque[Item],
         every: int,
         settle: Callable[[str], None],
     ) -> None:
@@ -147,7 +153,8 @@ class Committer:
 
     def _take(self) -> list[StepTuple | Detail | Flush]:
         queue = self._queue
-        return [queue.popleft() for _ in range(min(len(queue), BATCH))]
+        items = [queue.popleft() for _ in range(min(len(queue), BATCH))]
+        return [item() if isinstance(item, partial) else item for item in items]
 
     def _look_for_file(self) -> None:
         """Raise if the file was deleted: SQLite would go on writing into nothing."""

@@ -4,7 +4,8 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from gradscale.runfile.notices import AtEnd, behind, forked, say, stopped
 from gradscale.runfile.rows import TensorSample
 from gradscale.runfile.tables import Detail, Meta, Peaks, Samples, StepTuple, event
 from gradscale.runfile.thinning import due
-from gradscale.runfile.thread import Committer, Flush
+from gradscale.runfile.thread import Committer, Flush, Item
 
 # Rows that may wait for the disk: ten minutes of 200 steps a second, about 20 MB.
 BACKLOG = 1 << 17
@@ -91,7 +92,7 @@ class RunWriter:
         self._notice: GradscaleWarning | None = None
         self._every = sample_every
         self._backlog = backlog
-        self._queue: deque[StepTuple | Detail | Flush] = deque()
+        self._queue: deque[Item] = deque()
         self._details = 0
         self._dropped = 0
         self._pid = os.getpid()
@@ -144,6 +145,16 @@ class RunWriter:
             self._refuse()
             return
         queue.append((step, _now(), scale, applied, verdict, norm, amax, loss))
+
+    def later(self, make: Callable[..., StepTuple], *given: Any) -> None:
+        """Record one step, as `step` does; `make(*given, now)` returns its row.
+
+        It is called in another thread, where there is time for it.
+        """
+        if not self._recording or len(self._queue) >= self._backlog:
+            self._refuse()
+            return
+        self._queue.append(partial(make, *given, _now()))
 
     def event(
         self,

@@ -10,20 +10,25 @@ import ctypes
 import struct
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
-from gradscale.torch.ledger import RING, ROW
+from gradscale.torch.ledger import RING, ROW, calm
 
 # The words of a line: the fields of a row, then the loss and the updates, low and high.
 LOSS = len(ROW)
 LOW, HIGH = LOSS + 1, LOSS + 2
 WORDS = LOSS + 3
+# In the high one: nothing happened, and no step is missing before this one.
+CALM = 2**31
 # Numbers are i32 and begin at 1: fresh memory holds 0.
 NUMBERS = 2**31 - 1
 # The first line is of the last update, the others are a ring of earlier ones.
 LINES = 1 + RING
 _LINE = 8 * WORDS
+# The byte that holds the mark, as its highest bit.
+_CALM_AT = 8 * HIGH + 3
 _numbers = struct.Struct("@" + "4xI" * WORDS).unpack_from
 _values = struct.Struct("@" + "f4x" * LOW + "I4xI4x").unpack_from
 # Seconds: the first and the longest pause while waiting, when to ask the device how it
@@ -61,6 +66,7 @@ class Letter:
         # Made once: whatever reads from it runs no operator.
         size = LINES * _LINE
         self._bytes = (ctypes.c_char * size).from_address(self.lines.data_ptr())
+        self._head = memoryview(self._bytes)[:_LINE]
 
     def arrived(self, line: int = 0) -> bool:
         """Return whether all of a line is there."""
@@ -71,8 +77,14 @@ class Letter:
         # Numbers first: the values are of the same stores or of later ones.
         if _numbers(self._bytes).count(self.number) != WORDS:
             return None
-        *row, loss, low, high = _values(self._bytes)
-        return low | high << 32, row, loss
+        return opened(self._bytes)
+
+    def calm(self) -> bytes | None:
+        """Return the facts of the last update, unopened, if they are there and calm."""
+        head = self._head.tobytes()
+        if head[_CALM_AT] < 128 or _numbers(head).count(self.number) != WORDS:
+            return None
+        return head
 
     def wait(self) -> LastFacts:
         """Wait for the facts of the last update without stopping the device.
@@ -115,6 +127,20 @@ class Letter:
                 "cannot be guarded without them. Report it, please, and go on with "
                 "GradScaler(..., kernels='plain')."
             )
+
+
+def opened(head: Any) -> LastFacts:
+    """Return the facts of an update from the first line of a letter."""
+    *row, loss, low, high = _values(head)
+    return low | (high & ~CALM) << 32, row, loss
+
+
+def step_row(head: bytes, has_loss: bool, time: float) -> tuple[Any, ...]:
+    """Return the row of the run file for a step that is calm."""
+    step, row, loss = opened(head)
+    columns = calm(row)
+    assert columns is not None
+    return step, time, *columns, loss if has_loss else None
 
 
 def lose(posted: Iterable[object]) -> None:

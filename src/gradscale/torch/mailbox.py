@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gradscale.torch import letters
 from gradscale.torch.ledger import RING, Ledger, loss_at, row_at, updates_at
-from gradscale.torch.letters import NUMBERS, LastFacts, Letter
+from gradscale.torch.letters import NUMBERS, LastFacts, Letter, opened
 
 # A guard acts on the facts of exactly this many updates ago, so that every rank and
 # every resumed run acts in the same call.
@@ -142,6 +142,33 @@ class Mailbox:
             assert isinstance(unused, Letter)
             self._letters.append(unused)
 
+    def calm(self, *, has_loss: bool) -> tuple[bytes, bool] | None:
+        """Do what `exchange` would where it is about a step that is calm, in a moment.
+
+        Args:
+            has_loss: As for `exchange`.
+
+        Returns:
+            The facts of the update of `LAG` calls ago, to be opened by `late_row`; None
+            if it is not calm or not there yet. Then nothing is changed.
+        """
+        posted = self._posted
+        if not self._sent or len(posted) != LAG + 1:
+            return None
+        post = posted[0]
+        if not isinstance(post, Letter) or post.void:
+            return None
+        head = post.calm()
+        if head is None:
+            return None
+        posted[-1].has_loss = has_loss
+        posted.popleft()
+        self._letters.append(post)
+        self._unread -= 1
+        self._seen += 1
+        self._sent = False
+        return head, post.has_loss
+
     def exchange(
         self, ledger: Ledger, *, has_loss: bool = False
     ) -> list[LateRow] | None:
@@ -210,6 +237,12 @@ class Mailbox:
         copy.sheet.copy_(sheet, non_blocking=True)
         copy.event.record(torch.cuda.current_stream(sheet.device))
         return copy
+
+
+def late_row(head: bytes, has_loss: bool) -> LateRow:
+    """Return the row that `Mailbox.calm` has found."""
+    step, row, loss = opened(head)
+    return LateRow(step, row, loss if has_loss else None)
 
 
 def _pinned_copy(like: Tensor) -> _Copy:

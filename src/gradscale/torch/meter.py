@@ -53,6 +53,7 @@ class Meter:
     Attributes:
         step: How many steps have ended.
         wanted: The step that is under way is to be sampled.
+        busy_at: The step at whose end there is something to do.
     """
 
     def __init__(
@@ -162,13 +163,13 @@ class Meter:
     def turn(self) -> bool:
         """End a step; return whether samples are `due()`. No host sync."""
         self.step = step = self.step + 1
-        if step < self._busy_at:
+        if step < self.busy_at:
             return False
         return self._turn()
 
     def end_step(self) -> UnderflowSample | None:
         """End a step; return what was counted two updates ago, if anything was."""
-        if self.step + 1 < self._busy_at:
+        if self.step + 1 < self.busy_at:
             # In most steps; nothing is called that need not be.
             self.step += 1
             return None
@@ -183,7 +184,7 @@ class Meter:
         ready = []
         while self._posted and self._posted[0].step + LAG <= self.step:
             ready.append(self._posted.popleft().read())
-        self._busy_at = self._next_busy()
+        self.busy_at = self._next_busy()
         return ready
 
     def finish(self) -> list[UnderflowSample]:
@@ -216,7 +217,7 @@ class Meter:
         if self.wanted:
             for watched in self._watched:
                 watched.turn_on()
-        self._busy_at = self._next_busy()
+        self.busy_at = self._next_busy()
 
     def _next_busy(self) -> int:
         """Return the step after which there is something to do."""

@@ -4,7 +4,9 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -15,16 +17,17 @@ from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.errors import HopelessRun
 from gradscale.torch.armed import Armed
 from gradscale.torch.bundles import write_bundle
-from gradscale.torch.calm import Calm
-from gradscale.torch.culprits import Diagnosis
+from gradscale.torch.calm import STEPS, Calm
+from gradscale.torch.draining import drain
 from gradscale.torch.inquiry import Case, Inquiry
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.ledger import Ledger, calm, record_of
+from gradscale.torch.ledger import Ledger, record_of
+from gradscale.torch.letters import step_row
 from gradscale.torch.mailbox import LAG, LateRow, Mailbox
 from gradscale.torch.meter import Meter
 from gradscale.torch.open_step import OpenStep
 from gradscale.torch.recording import Recorder
-from gradscale.torch.telling import bundle, say, say_place
+from gradscale.torch.telling import Places, bundle, say
 from gradscale.torch.underflow_sample import UnderflowSample
 
 # The distance of the steps that are sampled for sinks alone.
@@ -34,6 +37,8 @@ REMEMBERED = 50
 # Bad steps in a row, not explained by a scale that is being found, before the
 # instruments are turned on.
 ARMED_AFTER = 3
+# And before one is looked at as no ordinary overflow any more.
+SUSPECT = ARMED_AFTER - 1
 _EXPLAINED = (Verdict.CALIBRATING, Verdict.PROBING, Verdict.NO_GRADIENTS)
 # Said as warnings where they happen.
 _SAID_ELSEWHERE = ("GS103", "GS205")
@@ -58,6 +63,8 @@ class Monitor:
         armed: The instruments.
         meter: The underflow meter; it samples where somebody hears of it.
         heard: There is a run file or a sink.
+        quiet: The last step that was judged left nothing to be done, so that calm ones
+            may be put off.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class Monitor:
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
         self.heard = recorder is not None or bool(self._sinks)
         self.meter = Meter(every if self.heard else None, kernels=kernels)
+        self.quiet = False
         self._sample: UnderflowSample | None = None
         self._updates = 0
         self._behind: deque[Mapping[int, OpenStep]] = deque(maxlen=LAG + 1)
@@ -89,9 +97,9 @@ class Monitor:
         self._calm = Calm()
         self._found: Finding | None = None
         self._bad = 0
-        self._begun = self._settled = False
+        self._begun = False
         self._end: weakref.finalize[..., Any] | None = None
-        self._named: set[tuple[str | None, str]] = set()
+        self._places = Places(recorder)
 
     def look(self, ledger: Ledger, settled: Mapping[int, OpenStep]) -> None:
         """Take note of an update and of what the instruments saw, which syncs.
@@ -108,10 +116,9 @@ class Monitor:
             if record.finite and record.norm_finite:
                 self.armed.well()
                 if not self.armed.armed:
-                    # The next trouble is another one, with a place of its own.
-                    self._named.clear()
+                    self._places.clear()
             else:
-                self._tell_place(self.armed.finding(record.scale), record)
+                self._places.say(self.armed.finding(record.scale), record.step)
 
     def begin(self, owner: Any, mailbox: Mailbox, ledger: Ledger) -> None:
         """Make the run file, if there is to be one and it is not there yet.
@@ -127,42 +134,46 @@ class Monitor:
         if self._begun or not self.heard:
             return
         self._begun = True
-
-        here = os.getpid()
-
-        def drain() -> None:
-            if os.getpid() != here:
-                return  # A fork: its parent hands them over.
-            # Not the owner's: it would never be let go of.
-            self.armed.disarm()
-            for _ in range(LAG):
-                self.look(ledger, {})
-                self.see(mailbox.exchange(ledger), None)
-            self.hurry()
-            self.armed.disarm()
-
+        last = partial(drain, self, mailbox, ledger, os.getpid())
         if recorder is None:
-            self._end = weakref.finalize(owner, drain)
+            self._end = weakref.finalize(owner, last)
             return
         recorder.begin()
-        recorder.before_end(drain)
+        self._calm.writer = recorder.writer
+        recorder.before_end(last)
         self._end = weakref.finalize(owner, recorder.close)
         # At the end of the process the recorder closes its file itself.
         self._end.atexit = False
 
-    def put_off(self, late: list[LateRow]) -> bool:
-        """Put off a step in which nothing happened; return whether that is possible."""
-        one, *more = late
-        busy = more or self._waiting or self._sinks or self._sample is not None
-        found = None if busy or not self._settled else calm(one.row)
-        if found is None:
-            return False
-        if self._recorder is not None:
+    def pass_by(
+        self, settled: Mapping[int, OpenStep], late: tuple[bytes, bool]
+    ) -> None:
+        """Take note of an update, and put off the step that is due: it is calm.
+
+        In the place of `look` and `see`, if all is `quiet`. It is done in every step,
+        and calls no more than it must.
+
+        Args:
+            settled: As for `look`.
+            late: What `Mailbox.calm` returned.
+        """
+        calm = self._calm
+        self._updates += 1
+        self.meter.step += 1
+        self._behind.append(settled)
+        if calm.writer is not None:
             # Only what it means can wait: a run that is killed must find its row.
-            self._recorder.put(one.step, *found, one.loss)
-        if self._calm.add(one):
+            calm.writer.later(step_row, *late)
+        calm.append(late)
+        if len(calm) >= STEPS or monotonic() >= calm.until:
             self._judge_calm()
-        return True
+
+    def put_off(self, late: list[LateRow] | None) -> bool:
+        """Put off the step that is due, if it is calm; return whether it is."""
+        kept = self.quiet and self._sample is None and self._calm.keeps(late)
+        if kept and self._calm.is_time():
+            self._judge_calm()
+        return kept
 
     def see(
         self, late: list[LateRow] | None, state: Callable[[], dict[str, Any]] | None
@@ -180,8 +191,11 @@ class Monitor:
         self._judge_calm()
         for one in late:
             self._enqueue(one, last=one is late[-1])
+        self.quiet = False
         while self._waiting and self._waiting[0][0] <= self._updates:
             self._judge_next(state)
+        busy = self._waiting or self._sinks or self.armed.armed
+        self.quiet = self._judge.settled and not busy
 
     def clear(self) -> None:
         """Forget what waits to be judged."""
@@ -223,17 +237,13 @@ class Monitor:
         seen = last and len(self._behind) > LAG
         steps = list(self._behind[0].values()) if seen else []
         sample = self._sample if seen else None
-        case = self._inquiry.begin(late, steps, sample, suspect=self._suspect())
+        case = self._inquiry.begin(late, steps, sample, suspect=self._bad >= SUSPECT)
         due = self._updates + (LAG if case.on_its_way else 0)
         self._waiting.append((due, case))
 
-    def _suspect(self) -> bool:
-        """Return whether it is no ordinary overflow any more."""
-        return self._bad >= ARMED_AFTER - 1
-
     def _judge_next(self, state: Callable[[], dict[str, Any]] | None) -> None:
         _, case = self._waiting.popleft()
-        order, suspect = self.armed.order, self._suspect()
+        order, suspect = self.armed.order, self._bad >= SUSPECT
         found = self._inquiry.end(case, order, suspect=suspect)
         self._judge.tensors = max(self._judge.tensors, found.tensors)
         judged = self._judge_row(
@@ -252,7 +262,6 @@ class Monitor:
     ) -> Judgement:
         """Judge a step, write it down, and say what there is to say."""
         judged = self._judge.see(record, culprits)
-        self._settled = self._judge.settled
         self._records.append(record)
         if self._recorder is not None:
             if not written:
@@ -288,9 +297,3 @@ class Monitor:
         model = self._inquiry.model_behind(steps)
         if model is not None:
             self.armed.arm(model)
-
-    def _tell_place(self, seen: Diagnosis, record: StepRecord) -> None:
-        place = seen.module, seen.direction
-        if seen.found and place not in self._named:
-            self._named.add(place)
-            say_place(seen, record.step, self._recorder)

@@ -195,20 +195,21 @@ class Recorder:
         """Record the row of a step, as `see` does."""
         if not self.begun:
             self.begin()
-        self.put(
-            record.step,
-            record.scale,
-            record.applied,
-            verdict.value,
-            record.grad_norm,
-            record.amax if record.read else None,
-            record.loss,
-        )
-
-    def put(self, *columns: Any) -> None:
-        """Record a row once `begun`: what `RunWriter.step` takes, in its order."""
         if self._writer is not None:
-            self._writer.step(*columns)
+            self._writer.step(
+                record.step,
+                record.scale,
+                record.applied,
+                verdict.value,
+                record.grad_norm,
+                record.amax if record.read else None,
+                record.loss,
+            )
+
+    @property
+    def writer(self) -> RunWriter | None:
+        """What writes the file, once `begun`; None if there is none."""
+        return self._writer
 
     def details(
         self,

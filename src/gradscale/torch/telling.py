@@ -34,18 +34,32 @@ def say(text: str, recorder: Recorder | None, *, normal: bool = False) -> None:
         print(f"gradscale {text}", file=sys.stderr)
 
 
-def say_place(seen: Diagnosis, step: int, recorder: Recorder | None) -> None:
-    """Write down and say where a value stopped being finite.
+class Places:
+    """Says where a value stopped being finite, each place once.
 
     Args:
-        seen: What the instruments saw.
-        step: When.
         recorder: As for `say`.
     """
-    code = Verdict.OVERFLOW.value if seen.loss_finite else "GS203"
-    if recorder is not None:
-        recorder.event(code, step=step, where=seen.module, data=seen.as_dict())
-    say(f"{code} step {step}: first not finite\n{seen.text()}", recorder)
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        self._said: set[tuple[str | None, str]] = set()
+
+    def say(self, seen: Diagnosis, step: int) -> None:
+        """Write down and say what the instruments saw in a step, if it is new."""
+        place = seen.module, seen.direction
+        if not seen.found or place in self._said:
+            return
+        self._said.add(place)
+        code = Verdict.OVERFLOW.value if seen.loss_finite else "GS203"
+        if self._recorder is not None:
+            facts = seen.as_dict()
+            self._recorder.event(code, step=step, where=seen.module, data=facts)
+        say(f"{code} step {step}: first not finite\n{seen.text()}", self._recorder)
+
+    def clear(self) -> None:
+        """Forget what was said: the next trouble has a place of its own."""
+        self._said.clear()
 
 
 def bundle(

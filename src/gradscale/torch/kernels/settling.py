@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 
 from gradscale.core.checkpoint import AnyPolicy
+from gradscale.core.course import SMALLEST_NORMAL
 from gradscale.core.policies import DynamicScale
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.torch.kernels import on
 from gradscale.torch.kernels.launching import launched
 from gradscale.torch.ledger import KEPT, RING, ROW, Ledger
-from gradscale.torch.letters import HIGH, LOSS, LOW, WORDS
+from gradscale.torch.letters import CALM, HIGH, LOSS, LOW, WORDS
 from gradscale.torch.mailbox import Mailbox
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ _REFUSED = tl.constexpr(KEPT.index("refused"))
 # A letter's line has the words of a row and more.
 _WORDS = tl.constexpr(WORDS)
 _LOSS, _LOW, _HIGH = tl.constexpr(LOSS), tl.constexpr(LOW), tl.constexpr(HIGH)
+_CALM = tl.constexpr(CALM)
+_SMALLEST_NORMAL = tl.constexpr(SMALLEST_NORMAL)
 
 
 # Each product is rounded, as by the rule; Triton's default is in flux.
@@ -192,9 +195,12 @@ def _settle(
     row = tl.where(field == _STEPPED, stepped, row)
     row = tl.where(field == _SKIPPED, skipped, row)
     row = tl.where(field == _SCALE, tl.load(used_scale_ptr), row)
-    row = tl.where(field == _FOUND, tl.load(found_ptr).to(tl.float32), row)
-    row = tl.where(field == _NORM_FOUND, tl.load(norm_found_ptr).to(tl.float32), row)
-    row = tl.where(field == _AMAX, tl.load(amax_ptr).to(tl.float32), row)
+    found = tl.load(found_ptr).to(tl.float32)
+    norm_found = tl.load(norm_found_ptr).to(tl.float32)
+    amax = tl.load(amax_ptr).to(tl.float32)
+    row = tl.where(field == _FOUND, found, row)
+    row = tl.where(field == _NORM_FOUND, norm_found, row)
+    row = tl.where(field == _AMAX, amax, row)
     row = tl.where(field == _GRAD_NORM, tl.load(norm_ptr).to(tl.float32), row)
     row = tl.where(field == _KEPT + _LOSS_TRACE, loss_trace, row)
     row = tl.where(field == _KEPT + _UNCALIBRATED, uncalibrated, row)
@@ -213,8 +219,14 @@ def _settle(
             early += 1
         line = tl.where(field == _LOSS, tl.load(loss_ptr), row)
         words = line.to(tl.int32, bitcast=True)
+        # As `ledger.calm` has it, and the host has heard of all before.
+        bad = (skipped != 0.0) | (found != 0.0) | (norm_found != 0.0)
+        bad |= (loss_trace != 0.0) | (floor_steps != 0.0) | (refused != 0.0)
+        calm = (bad == 0) & (amax >= _SMALLEST_NORMAL) & (known >= updates)
+        high = (updates + 1) >> 32
+        high = tl.where(calm, high | _CALM, high)
         words = tl.where(field == _LOW, (updates + 1).to(tl.int32), words)
-        words = tl.where(field == _HIGH, ((updates + 1) >> 32).to(tl.int32), words)
+        words = tl.where(field == _HIGH, high.to(tl.int32), words)
         _post(letter_ptr, 0, field, words, number)
     place = (updates % _RING) * _FIELDS
     tl.store(ring_ptr + place + field, row, mask=inside)
