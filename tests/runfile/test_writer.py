@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 import gradscale
-from gradscale import ConfigError, StateError
+from gradscale import ConfigError, GradscaleWarning, StateError
 from gradscale.runfile import RunWriter, open_run, path_for_rank
 from gradscale.runfile.creation import prepare
 
@@ -296,3 +296,30 @@ def test_a_distance_of_samples_below_one_is_refused(tmp_path):
 def test_importing_gradscale_does_not_load_sqlite():
     done = python("import gradscale, sys; print('sqlite3' in sys.modules)")
     assert done.stdout == "False\n"
+
+
+def test_a_row_that_is_made_later_stands_where_it_was_handed_over(tmp_path):
+    threads = []
+
+    def make(step, loss, time):
+        threads.append(threading.current_thread())
+        return step, time, 8.0, True, "GS000", None, 1.0, loss
+
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 8.0, True, "GS000")
+        writer.later(make, 2, 0.5)
+        writer.event("GS001", step=2)
+        writer.step(3, 8.0, True, "GS000")
+    with open_run(tmp_path / "run.gs") as run:
+        rows = list(run.steps())
+    assert [(row.step, row.loss) for row in rows] == [(1, None), (2, 0.5), (3, None)]
+    assert rows[0].time <= rows[1].time <= rows[2].time
+    assert threading.main_thread() not in threads
+
+
+def test_rows_that_are_made_later_are_dropped_as_others_are(tmp_path):
+    with RunWriter(tmp_path / "run.gs", backlog=0) as writer:
+        with pytest.warns(GradscaleWarning, match="does not keep up"):
+            writer.later(pytest.fail, 1)
+        assert writer.dropped == 1
+    writer.later(pytest.fail, 2)

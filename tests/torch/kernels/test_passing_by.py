@@ -1,0 +1,139 @@
+"""Calm steps pass by unopened: what is judged and written is the same as without."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradscale import DynamicScale
+from gradscale.runfile import open_run
+from gradscale.torch import GradScaler, ledger
+from gradscale.torch.letters import opened, step_row
+from gradscale.torch.mailbox import LAG, Mailbox, late_row
+from tests.torch.kernels.books import Books
+from tests.torch.kernels.test_settling import STEPS
+from tests.torch.training import INF, NAN, planted
+
+# The interpreter computes by NumPy, which warns where a GPU does not.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+
+
+@given(step=STEPS, replayed=st.sampled_from([0, 0, 0, 1]))
+@settings(max_examples=80)
+def test_the_kernel_calls_calm_what_the_host_does(device, step, replayed):
+    box = Mailbox()
+    books = Books(DynamicScale(init_scale=2.0, min_scale=1.0), device, "triton")
+    for _ in range(replayed):
+        books.end()
+    books.mailbox = box
+    books.end(**step)
+    letter = box._posted[0]
+    updates, row, _ = letter.read() or letter.wait()
+    head = letter.calm()
+    assert updates == 1 + replayed
+    assert (head is not None) == (ledger.calm(row) is not None and not replayed)
+    if head is not None:
+        assert opened(head)[:2] == (updates, row)
+
+
+def test_what_passes_by_is_what_an_exchange_brings(device):
+    boxes = [Mailbox(), Mailbox()]
+    seen = [[], []]
+    for box, late, quick in zip(boxes, seen, (True, False), strict=True):
+        books = Books(DynamicScale(), device, "triton", box)
+        for step in range(1, 12):
+            books.ledger.loss.fill_(step / 4)
+            skip = float(step in (5, 6))
+            books.end(skip, amax=float(step))
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            has_loss = step % 3 > 0
+            found = box.calm(has_loss=has_loss) if quick else None
+            if found is not None:
+                late.append(late_row(*found))
+            else:
+                late.extend(box.exchange(books.ledger, has_loss=has_loss) or ())
+    assert seen[0] == seen[1]
+    assert [one.step for one in seen[0]] == list(range(1, 12 - LAG))
+
+
+def test_nothing_is_changed_by_a_step_that_is_not_calm_or_not_there(device):
+    box = Mailbox()
+    books = Books(DynamicScale(), device, "triton", box)
+    assert box.calm(has_loss=True) is None
+    for skip in (1.0, 0.0, 0.0):
+        books.end(skip, amax=1.0)
+        assert box.calm(has_loss=True) is None
+        late = box.exchange(books.ledger)
+    assert [one.step for one in late] == [1]
+    books.end(amax=1.0)
+    box.clear()
+    assert box.calm(has_loss=True) is None
+    assert box.exchange(books.ledger) == []
+
+
+def test_a_row_is_made_of_what_was_not_opened(device):
+    box = Mailbox()
+    books = Books(DynamicScale(), device, "triton", box)
+    books.ledger.loss.fill_(0.25)
+    books.end(scale=8.0, amax=3.0, norm=2.0)
+    letter = box._posted[0]
+    assert letter.read() or letter.wait()
+    head = letter.calm()
+    assert step_row(head, True, 7.5) == (1, 7.5, 8.0, True, "GS000", 2.0, 3.0, 0.25)
+    assert step_row(head, False, 7.5)[-1] is None
+
+
+def trained(path, device, kernels):
+    """Train for 150 steps, some of them bad; return the scaler."""
+    scaler = GradScaler(device.type, kernels=kernels, record=path, init_scale=2.0**10)
+    param = torch.nn.Parameter(torch.zeros(4, device=device))
+    optimizer = torch.optim.SGD([param], lr=2.0**-10)
+    for step in range(1, 151):
+        grad = INF if step in (60, 61, 62, 63, 90) else NAN if step == 120 else 1.0
+        loss = planted(param, grad) + step
+        optimizer.zero_grad()
+        scaler.scale(loss * (NAN if step == 100 else 1.0)).backward()
+        if step % 2:
+            scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    return scaler
+
+
+def shown(path):
+    """Return all rows and events of a run file, without their times."""
+    with open_run(path) as run:
+        rows = [repr(row._replace(time=0.0)) for row in run.steps()]
+        events = [(event.step, event.code, event.where) for event in run.events()]
+    return rows, events
+
+
+def test_a_run_file_is_the_same_by_kernel_and_by_plain_operations(
+    device, tmp_path, monkeypatch
+):
+    passed, calm = [], Mailbox.calm
+
+    def counted(self, **given):
+        found = calm(self, **given)
+        passed.append(found is not None)
+        return found
+
+    monkeypatch.setattr(Mailbox, "calm", counted)
+    for kernels in ("triton", "plain"):
+        trained(tmp_path / f"{kernels}.gs", device, kernels).close()
+    assert shown(tmp_path / "triton.gs") == shown(tmp_path / "plain.gs")
+    rows, _ = shown(tmp_path / "triton.gs")
+    assert len(rows) == 150
+    # Else nothing was tested.
+    assert sum(passed) > 50
+
+
+def test_what_is_said_is_said_in_the_same_update(device, tmp_path, caplog):
+    said = []
+    for kernels in ("triton", "plain"):
+        caplog.clear()
+        trained(tmp_path / f"{kernels}.gs", device, kernels).close()
+        said.append([record.message for record in caplog.records])
+    assert said[0] == said[1]
+    assert [text for text in said[0] if text.startswith("GS203 step 101")]
