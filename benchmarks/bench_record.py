@@ -78,7 +78,9 @@ COLUMNS = {
 def silenced(scaler: Any, *, mailbox: bool) -> None:
     """Let a scaler make nothing of its facts, or only fetch them."""
     scaler._hear = lambda ledger, has_loss: None
+    scaler._monitor.pass_by = lambda *facts: True
     if mailbox:
+        scaler._monitor.pass_by = lambda *facts: False
         scaler._hear = lambda ledger, has_loss: scaler._mailbox.exchange(ledger)
     else:
         scaler._mailbox.letter = lambda ledger: (None, 0)
@@ -91,7 +93,11 @@ class Inside:
         self.seconds: list[float] = []
         self._now = 0.0
         self._behind = scaler._monitor._behind
-        for owner, name in ((scaler._mailbox, "letter"), (scaler, "_hear")):
+        for owner, name in (
+            (scaler._mailbox, "letter"),
+            (scaler._monitor, "pass_by"),
+            (scaler, "_hear"),
+        ):
             setattr(owner, name, self._clocked(getattr(owner, name)))
 
     def _clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,9 +27,9 @@ NUMBERS = 2**31 - 1
 # The first line is of the last update, the others are a ring of earlier ones.
 LINES = 1 + RING
 _LINE = 8 * WORDS
-# The byte that holds the mark, as its highest bit.
-_CALM_AT = 8 * HIGH + 3
-_numbers = struct.Struct("@" + "4xI" * WORDS).unpack_from
+# The byte whose highest bit is the mark: it is above 127 in a calm step.
+CALM_AT = 8 * HIGH + 3
+numbers = struct.Struct("@" + "4xI" * WORDS).unpack_from
 _values = struct.Struct("@" + "f4x" * LOW + "I4xI4x").unpack_from
 # Seconds: the first and the longest pause while waiting, when to ask the device how it
 # is, and when to wait until it is idle.
@@ -48,6 +48,7 @@ class Letter:
 
     Attributes:
         device: Of which the facts are.
+        head: The first line, as bytes.
         lines: i64[LINES, WORDS], pinned for CUDA.
         number: Of the update that was last written to it, or is to be.
         void: The facts in it are forgotten.
@@ -66,25 +67,18 @@ class Letter:
         # Made once: whatever reads from it runs no operator.
         size = LINES * _LINE
         self._bytes = (ctypes.c_char * size).from_address(self.lines.data_ptr())
-        self._head = memoryview(self._bytes)[:_LINE]
+        self.head = memoryview(self._bytes)[:_LINE]
 
     def arrived(self, line: int = 0) -> bool:
         """Return whether all of a line is there."""
-        return _numbers(self._bytes, line * _LINE).count(self.number) == WORDS
+        return numbers(self._bytes, line * _LINE).count(self.number) == WORDS
 
     def read(self) -> LastFacts | None:
         """Return the facts of the last update; None if they are not there yet."""
         # Numbers first: the values are of the same stores or of later ones.
-        if _numbers(self._bytes).count(self.number) != WORDS:
+        if numbers(self._bytes).count(self.number) != WORDS:
             return None
         return opened(self._bytes)
-
-    def calm(self) -> bytes | None:
-        """Return the facts of the last update, unopened, if they are there and calm."""
-        head = self._head.tobytes()
-        if head[_CALM_AT] < 128 or _numbers(head).count(self.number) != WORDS:
-            return None
-        return head
 
     def wait(self) -> LastFacts:
         """Wait for the facts of the last update without stopping the device.

@@ -63,8 +63,7 @@ class Monitor:
         armed: The instruments.
         meter: The underflow meter; it samples where somebody hears of it.
         heard: There is a run file or a sink.
-        quiet: The last step that was judged left nothing to be done, so that calm ones
-            may be put off.
+        quiet: Nothing is left to be done, so that calm steps may be put off.
     """
 
     def __init__(
@@ -146,20 +145,20 @@ class Monitor:
         self._end.atexit = False
 
     def pass_by(
-        self, settled: Mapping[int, OpenStep], late: tuple[bytes, bool]
-    ) -> None:
-        """Take note of an update, and put off the step that is due: it is calm.
+        self, settled: Mapping[int, OpenStep], mailbox: Mailbox, has_loss: bool
+    ) -> bool:
+        """Do all that is to be done if the step that is due is calm; return whether.
 
-        In the place of `look` and `see`, if all is `quiet`. It is done in every step,
-        and calls no more than it must.
-
-        Args:
-            settled: As for `look`.
-            late: What `Mailbox.calm` returned.
+        In the place of `look`, `exchange` and `see`. Calls no more than it must.
         """
-        calm = self._calm
+        meter, calm = self.meter, self._calm
+        if not self.quiet or meter.step + 1 >= meter.busy_at:
+            return False
+        late = mailbox.calm(has_loss=has_loss)
+        if late is None:
+            return False
         self._updates += 1
-        self.meter.step += 1
+        meter.step += 1
         self._behind.append(settled)
         if calm.writer is not None:
             # Only what it means can wait: a run that is killed must find its row.
@@ -167,6 +166,7 @@ class Monitor:
         calm.append(late)
         if len(calm) >= STEPS or monotonic() >= calm.until:
             self._judge_calm()
+        return True
 
     def put_off(self, late: list[LateRow] | None) -> bool:
         """Put off the step that is due, if it is calm; return whether it is."""

@@ -629,21 +629,16 @@ class GradScaler(torch.amp.GradScaler):
             settle_idle(ledger, accounts, whole=not parts)
         has_loss = self._iteration.losses > 0
         self._iteration.end(ledger.used_scale)
-        if (parts or idle) and may_act:
+        settled, monitor = self._iteration.settled, self._monitor
+        heard = may_act and bool(parts or idle)
+        if heard and not monitor.pass_by(settled, self._mailbox, has_loss):
             self._hear(ledger, has_loss)
 
     def _hear(self, ledger: Ledger, has_loss: bool) -> None:
         """Take note of the update, and act on the facts that are due."""
-        monitor, mailbox = self._monitor, self._mailbox
-        settled, meter = self._iteration.settled, monitor.meter
-        if monitor.quiet and meter.step + 1 < meter.busy_at:
-            calm = mailbox.calm(has_loss=has_loss)
-            if calm is not None:
-                monitor.pass_by(settled, calm)
-                return
-        monitor.look(ledger, settled)
-        late = mailbox.exchange(ledger, has_loss=has_loss)
-        if not monitor.put_off(late):
+        self._monitor.look(ledger, self._iteration.settled)
+        late = self._mailbox.exchange(ledger, has_loss=has_loss)
+        if not self._monitor.put_off(late):
             self._act_on_late_facts(late)
 
     def _losses_are_known(self) -> bool:
