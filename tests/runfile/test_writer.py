@@ -298,28 +298,47 @@ def test_importing_gradscale_does_not_load_sqlite():
     assert done.stdout == "False\n"
 
 
-def test_a_row_that_is_made_later_stands_where_it_was_handed_over(tmp_path):
-    threads = []
+def row(step):
+    return step, 100.0 + step, 8.0, True, "GS000", None, 1.0, 0.5
 
-    def make(step, loss, time):
-        threads.append(threading.current_thread())
-        return step, time, 8.0, True, "GS000", None, 1.0, loss
 
+def test_rows_may_come_together_and_with_their_times(tmp_path):
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.step(1, 8.0, True, "GS000")
-        writer.later(make, 2, 0.5)
-        writer.event("GS001", step=2)
-        writer.step(3, 8.0, True, "GS000")
+        writer.rows([row(2), row(3)])
+        writer.event("GS001", step=3)
     with open_run(tmp_path / "run.gs") as run:
         rows = list(run.steps())
-    assert [(row.step, row.loss) for row in rows] == [(1, None), (2, 0.5), (3, None)]
-    assert rows[0].time <= rows[1].time <= rows[2].time
+    assert [one.step for one in rows] == [1, 2, 3]
+    assert [one.time for one in rows[1:]] == [102.0, 103.0]
+
+
+def test_rows_that_come_together_are_dropped_as_others_are(tmp_path):
+    with RunWriter(tmp_path / "run.gs", backlog=0) as writer:
+        with pytest.warns(GradscaleWarning, match="does not keep up"):
+            writer.rows([row(1), row(2)])
+        assert writer.dropped == 2
+    writer.rows([row(3)])
+
+
+def test_whoever_holds_rows_back_is_asked_for_them(tmp_path):
+    threads, held = [], [row(1), row(2)]
+    with RunWriter(tmp_path / "run.gs") as writer:
+
+        def hand_over():
+            threads.append(threading.current_thread())
+            writer.rows(held)
+            held.clear()
+
+        writer.ask(hand_over)
+        assert writer.flush()
+        with open_run(tmp_path / "run.gs") as run:
+            assert run.last_step == 2
     assert threading.main_thread() not in threads
 
 
-def test_rows_that_are_made_later_are_dropped_as_others_are(tmp_path):
-    with RunWriter(tmp_path / "run.gs", backlog=0) as writer:
-        with pytest.warns(GradscaleWarning, match="does not keep up"):
-            writer.later(pytest.fail, 1)
-        assert writer.dropped == 1
-    writer.later(pytest.fail, 2)
+def test_a_writer_of_another_rank_asks_nobody(tmp_path):
+    writer = RunWriter(tmp_path / "run.gs", rank=1)
+    writer.ask(pytest.fail)
+    writer.rows([row(1)])
+    assert not os.listdir(tmp_path)

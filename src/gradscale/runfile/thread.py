@@ -5,7 +5,6 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from gradscale.runfile.filesystem import Journal
@@ -26,10 +25,6 @@ class Flush(threading.Event):
     """A mark in the queue, set when all before it is committed."""
 
 
-# What the queue holds: some rows of steps are still to be made.
-Item = StepTuple | Detail | Flush | partial[StepTuple]
-
-
 class _Gone(Exception):
     """The file is no longer where it was."""
 
@@ -40,8 +35,7 @@ class Committer:
     Args:
         path: The run file.
         journal: How SQLite journals.
-        queue: What is handed over; rows of steps are plain tuples, or calls that
-            return them.
+        queue: What is handed over; rows of steps are plain tuples.
         every: The distance of sampled steps.
         settle: Called once from the thread with the reason, if it has to stop.
 
@@ -49,13 +43,14 @@ class Committer:
         between: Held during a transaction.
         details: How many peaks and samples were taken from the queue.
         dropped, details_dropped: Counts of the writer, to be written into `meta`.
+        ask: Called before each commit, to hand over what was held back.
     """
 
     def __init__(
         self,
         path: Path,
         journal: Journal,
-        queue: deque[Item],
+        queue: deque[StepTuple | Detail | Flush],
         every: int,
         settle: Callable[[str], None],
     ) -> None:
@@ -68,6 +63,7 @@ class Committer:
         self.details = 0
         self.dropped = 0
         self.details_dropped = 0
+        self.ask: Callable[[], None] | None = None
         self._told = (0, 0)
         self._tables: Tables | None = None
         self._wake = threading.Event()
@@ -104,6 +100,10 @@ class Committer:
                 self._place = _place(self._path)
             while True:
                 finishing = self._finishing
+                if self.ask is not None:
+                    # A fork must not come while it holds a lock.
+                    with self.between:
+                        self.ask()
                 pending = pending or self._take()
                 with self.between:
                     self._look_for_file()
@@ -153,8 +153,7 @@ class Committer:
 
     def _take(self) -> list[StepTuple | Detail | Flush]:
         queue = self._queue
-        items = [queue.popleft() for _ in range(min(len(queue), BATCH))]
-        return [item() if isinstance(item, partial) else item for item in items]
+        return [queue.popleft() for _ in range(min(len(queue), BATCH))]
 
     def _look_for_file(self) -> None:
         """Raise if the file was deleted: SQLite would go on writing into nothing."""

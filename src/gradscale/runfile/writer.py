@@ -4,8 +4,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +16,7 @@ from gradscale.runfile.notices import AtEnd, behind, forked, say, stopped
 from gradscale.runfile.rows import TensorSample
 from gradscale.runfile.tables import Detail, Meta, Peaks, Samples, StepTuple, event
 from gradscale.runfile.thinning import due
-from gradscale.runfile.thread import Committer, Flush, Item
+from gradscale.runfile.thread import Committer, Flush
 
 # Rows that may wait for the disk: ten minutes of 200 steps a second, about 20 MB.
 BACKLOG = 1 << 17
@@ -92,7 +91,7 @@ class RunWriter:
         self._notice: GradscaleWarning | None = None
         self._every = sample_every
         self._backlog = backlog
-        self._queue: deque[Item] = deque()
+        self._queue: deque[StepTuple | Detail | Flush] = deque()
         self._details = 0
         self._dropped = 0
         self._pid = os.getpid()
@@ -146,15 +145,18 @@ class RunWriter:
             return
         queue.append((step, _now(), scale, applied, verdict, norm, amax, loss))
 
-    def later(self, make: Callable[..., StepTuple], *given: Any) -> None:
-        """Record one step, as `step` does; `make(*given, now)` returns its row.
+    def rows(self, rows: Iterable[StepTuple]) -> None:
+        """Record steps as `step` does; each row begins with its step and its time."""
+        for row in rows:
+            if not self._recording or len(self._queue) >= self._backlog:
+                self._refuse()
+            else:
+                self._queue.append(row)
 
-        It is called in another thread, where there is time for it.
-        """
-        if not self._recording or len(self._queue) >= self._backlog:
-            self._refuse()
-            return
-        self._queue.append(partial(make, *given, _now()))
+    def ask(self, ask: Callable[[], None]) -> None:
+        """Have this called before each commit, in a thread, and never in a fork."""
+        if self._recording:
+            self._committer.ask = ask
 
     def event(
         self,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gradscale.torch.ledger import RING, ROW, calm
+from gradscale.torch.ledger import RING, ROW
 
 # The words of a line: the fields of a row, then the loss and the updates, low and high.
 LOSS = len(ROW)
@@ -127,14 +127,6 @@ def opened(head: Any) -> LastFacts:
     """Return the facts of an update from the first line of a letter."""
     *row, loss, low, high = _values(head)
     return low | (high & ~CALM) << 32, row, loss
-
-
-def step_row(head: bytes, has_loss: bool, time: float) -> tuple[Any, ...]:
-    """Return the row of the run file for a step that is calm."""
-    step, row, loss = opened(head)
-    columns = calm(row)
-    assert columns is not None
-    return step, time, *columns, loss if has_loss else None
 
 
 def lose(posted: Iterable[object]) -> None:

@@ -19,7 +19,6 @@ from gradscale.torch.letters import (
     LastFacts,
     Letter,
     numbers,
-    opened,
 )
 
 # A guard acts on the facts of exactly this many updates ago, so that every rank and
@@ -157,8 +156,9 @@ class Mailbox:
             has_loss: As for `exchange`.
 
         Returns:
-            The facts of the update of `LAG` calls ago, to be opened by `late_row`; None
-            if it is not calm or not there yet. Then nothing is changed.
+            The facts of the update of `LAG` calls ago, for `letters.opened`, and
+            whether its loss is known; None if it is not calm or not there yet. Then
+            nothing is changed.
         """
         posted = self._posted
         if not self._sent or len(posted) != LAG + 1:
@@ -245,12 +245,6 @@ class Mailbox:
         copy.sheet.copy_(sheet, non_blocking=True)
         copy.event.record(torch.cuda.current_stream(sheet.device))
         return copy
-
-
-def late_row(head: bytes, has_loss: bool) -> LateRow:
-    """Return the row that `Mailbox.calm` has found."""
-    step, row, loss = opened(head)
-    return LateRow(step, row, loss if has_loss else None)
 
 
 def _pinned_copy(like: Tensor) -> _Copy:

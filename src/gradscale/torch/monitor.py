@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import time
 from typing import Any
 
 import torch
@@ -22,7 +22,6 @@ from gradscale.torch.draining import drain
 from gradscale.torch.inquiry import Case, Inquiry
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.ledger import Ledger, record_of
-from gradscale.torch.letters import step_row
 from gradscale.torch.mailbox import LAG, LateRow, Mailbox
 from gradscale.torch.meter import Meter
 from gradscale.torch.open_step import OpenStep
@@ -138,7 +137,7 @@ class Monitor:
             self._end = weakref.finalize(owner, last)
             return
         recorder.begin()
-        self._calm.writer = recorder.writer
+        self._calm.write_to(recorder.writer)
         recorder.before_end(last)
         self._end = weakref.finalize(owner, recorder.close)
         # At the end of the process the recorder closes its file itself.
@@ -160,11 +159,9 @@ class Monitor:
         self._updates += 1
         meter.step += 1
         self._behind.append(settled)
-        if calm.writer is not None:
-            # Only what it means can wait: a run that is killed must find its row.
-            calm.writer.later(step_row, *late)
-        calm.append(late)
-        if len(calm) >= STEPS or monotonic() >= calm.until:
+        now = time()
+        calm.append((*late, now))
+        if len(calm) >= STEPS or now >= calm.until:
             self._judge_calm()
         return True
 

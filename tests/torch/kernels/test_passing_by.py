@@ -1,5 +1,7 @@
 """Calm steps pass by unopened: what is judged and written is the same as without."""
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,8 +10,9 @@ from hypothesis import strategies as st
 from gradscale import DynamicScale
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, ledger
-from gradscale.torch.letters import CALM_AT, opened, step_row
-from gradscale.torch.mailbox import LAG, Mailbox, late_row
+from gradscale.torch.calm import Calm
+from gradscale.torch.letters import CALM_AT, opened
+from gradscale.torch.mailbox import LAG, Mailbox
 from tests.torch.kernels.books import Books
 from tests.torch.kernels.test_settling import STEPS
 from tests.torch.training import INF, NAN, planted
@@ -51,7 +54,9 @@ def test_what_passes_by_is_what_an_exchange_brings(device):
             has_loss = step % 3 > 0
             found = box.calm(has_loss=has_loss) if quick else None
             if found is not None:
-                late.append(late_row(*found))
+                kept = Calm()
+                kept.append((*found, 0.0))
+                late.extend(kept.take())
             else:
                 late.extend(box.exchange(books.ledger, has_loss=has_loss) or ())
     assert seen[0] == seen[1]
@@ -73,16 +78,68 @@ def test_nothing_is_changed_by_a_step_that_is_not_calm_or_not_there(device):
     assert box.exchange(books.ledger) == []
 
 
-def test_a_row_is_made_of_what_was_not_opened(device):
-    box = Mailbox()
+class Writer:
+    """Takes rows, and asks for them."""
+
+    def __init__(self):
+        self.written = []
+
+    def rows(self, rows):
+        self.written.extend(rows)
+
+    def ask(self, ask):
+        self.asked = ask
+
+
+def kept(device, steps):
+    """Return what is kept of a run of calm steps, and who writes it."""
+    calm, writer, box = Calm(), Writer(), Mailbox()
+    calm.write_to(writer)
     books = Books(DynamicScale(), device, "triton", box)
-    books.ledger.loss.fill_(0.25)
-    books.end(scale=8.0, amax=3.0, norm=2.0)
-    letter = box._posted[0]
-    assert letter.read() or letter.wait()
-    head = letter.head.tobytes()
-    assert step_row(head, True, 7.5) == (1, 7.5, 8.0, True, "GS000", 2.0, 3.0, 0.25)
-    assert step_row(head, False, 7.5)[-1] is None
+    for step in range(1, steps + 1):
+        books.ledger.loss.fill_(0.25)
+        books.end(scale=8.0, amax=3.0, norm=2.0)
+        letter = box._posted.popleft()
+        box._unread, box._sent = 0, False
+        box._seen += 1
+        assert letter.read() or letter.wait()
+        calm.append((letter.head.tobytes(), step == 1, 7.5))
+    return calm, writer
+
+
+def test_rows_are_written_once_whoever_comes_first(device):
+    calm, writer = kept(device, 5)
+    writer.asked()
+    assert writer.written[0] == (1, 7.5, 8.0, True, "GS000", 2.0, 3.0, 0.25)
+    assert writer.written[1] == (2, 7.5, 8.0, True, "GS000", 2.0, 3.0, None)
+    more, _ = kept(device, 2)
+    calm.extend(more)
+    assert len(calm.take()) == 7
+    writer.asked()
+    assert [row[0] for row in writer.written] == [1, 2, 3, 4, 5, 1, 2]
+    assert calm == calm.take() == []
+
+
+def test_rows_that_a_thread_asks_for_keep_their_order(device):
+    calm, writer = kept(device, 1)
+    [fact] = calm
+    calm.clear()
+    stop = threading.Event()
+
+    def ask():
+        while not stop.is_set():
+            writer.asked()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for count in range(20_000):
+        calm.append((*fact[:2], float(count)))
+        if count % 64 == 63:
+            calm.take()
+    stop.set()
+    thread.join()
+    calm.take()
+    assert [row[1] for row in writer.written] == [float(n) for n in range(20_000)]
 
 
 def trained(path, device, kernels):

@@ -17,10 +17,10 @@ from gradscale.torch.kernels.facts import TensorFacts, even
 from gradscale.torch.kernels.launching import launched
 from gradscale.torch.kernels.reading import (
     CHUNK,
-    PARTIALS,
     TRITON_DTYPES,
     WARPS,
     gather_one,
+    partials_of,
 )
 
 # Tensors whose facts are looked at at once.
@@ -50,7 +50,7 @@ def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decisio
             -1.0 if max_norm is None else max_norm,
         ),
         CHUNK=CHUNK,
-        PARTIALS=PARTIALS,
+        PARTIALS=partials_of(table),
         DTYPE=TRITON_DTYPES[facts.dtype],
         CLIP=max_norm is not None,
         # Here: what is tiny on the host may be 0 in f32.

@@ -29,8 +29,8 @@ from gradscale.torch.kernels.tables import Table
 CHUNK = 8192
 WARPS = 8
 # Partial results that a program adds up at once. For GPT-2's 38 M embeddings 2048 take
-# 5.7 us on an H200, 1024 take 8.1 and 4096 6.5.
-PARTIALS = 2048
+# 5.7 us on an H200, 1024 take 8.1 and 4096 6.5; thousands of small tensors want few.
+PARTIALS, FEW_PARTIALS = 2048, 512
 
 TRITON_DTYPES = {
     torch.float32: tl.float32,
@@ -67,6 +67,11 @@ def read_tensors(
     return TensorFacts(dtype, parts=parts)
 
 
+def partials_of(table: Table) -> int:
+    """Return how many partial results a program is to add up at once."""
+    return PARTIALS if table.chunks >= 8 * table.tensors else FEW_PARTIALS
+
+
 def gather(parts: Parts, kernels: Kernels) -> tuple[Tensor, Tensor]:
     """Return the peaks and the sums of squares of each tensor. No host sync."""
     table = parts.table
@@ -77,7 +82,7 @@ def gather(parts: Parts, kernels: Kernels) -> tuple[Tensor, Tensor]:
                 (table.cells, parts.cells, parts.each),
                 (table.tensors, table.chunks, even(table.tensors)),
                 CHUNK=CHUNK,
-                BLOCK=PARTIALS,
+                BLOCK=partials_of(table),
             )
         return peaks_and_squares(parts.each, table.tensors)
     except Exception as error:
