@@ -53,7 +53,7 @@ class Watchman:
                 "Pass a lower scale, or use DynamicScale. Further skips are counted in "
                 "scaler.skipped_steps.",
                 "GS205",
-                stacklevel=5,
+                stacklevel=6,
             )
         if late_row[ROW.index("refused")]:
             self._warn_once(
@@ -62,7 +62,7 @@ class Watchman:
                 f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
                 "would have broken the bounds of the policy. Pass a scale inside them.",
                 "GS109",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def warn_no_gradients(self, optimizer: Any) -> None:
@@ -75,7 +75,7 @@ class Watchman:
             "to another model, and nothing is learned. Check requires_grad and that "
             "the loss depends on them. Said once for each optimizer.",
             "GS103",
-            stacklevel=5,
+            stacklevel=6,
         )
 
     def warn_without_state(self, optimizer: Any, scale: float) -> None:
