@@ -11,6 +11,7 @@ from gradscale.runfile.filesystem import Journal
 from gradscale.runfile.opening import is_locked
 from gradscale.runfile.tables import Detail, Meta, Peaks, Samples, StepTuple, Tables
 
+THREAD = "gradscale-record"
 # Four commits a second: with a slow one in between, less than a second is at risk.
 COMMIT_EVERY = 0.25
 # A transaction has at most so many items, so that a fork never waits long for it.
@@ -68,9 +69,7 @@ class Committer:
         self._tables: Tables | None = None
         self._wake = threading.Event()
         self._finishing = False
-        self._thread = threading.Thread(
-            target=self._run, name="gradscale-record", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""

@@ -7,6 +7,7 @@ the words arrive, none is read too early.
 """
 
 import ctypes
+import itertools
 import struct
 import time
 from collections.abc import Iterable
@@ -22,8 +23,10 @@ LOW, HIGH = LOSS + 1, LOSS + 2
 WORDS = LOSS + 3
 # In the high one: nothing happened, and no step is missing before this one.
 CALM = 2**31
-# Numbers are i32 and begin at 1: fresh memory holds 0.
+# Numbers are i32 and begin at 1: fresh memory holds 0. No two mailboxes use the same,
+# for a letter that one has lost is used again by another.
 NUMBERS = 2**31 - 1
+serial = itertools.count()
 # The first line is of the last update, the others are a ring of earlier ones.
 LINES = 1 + RING
 _LINE = 8 * WORDS
@@ -76,9 +79,7 @@ class Letter:
     def read(self) -> LastFacts | None:
         """Return the facts of the last update; None if they are not there yet."""
         # Numbers first: the values are of the same stores or of later ones.
-        if numbers(self._bytes).count(self.number) != WORDS:
-            return None
-        return opened(self._bytes)
+        return opened(self._bytes) if self.arrived() else None
 
     def wait(self) -> LastFacts:
         """Wait for the facts of the last update without stopping the device.
@@ -111,9 +112,11 @@ class Letter:
     def _ask(self, line: int, *, long: bool) -> None:
         """Let a device that has failed say so: it writes no letters."""
         if self.device.type == "cuda":
-            # Any call does. After so long a time the device can as well be waited for.
-            stream = torch.cuda.current_stream(self.device)
-            torch.cuda.synchronize(self.device) if long else stream.query()
+            # Any call does.
+            torch.cuda.current_stream(self.device).query()
+            if long:
+                # After so long a time the device can as well be waited for.
+                torch.cuda.synchronize(self.device)
         if long and not self.arrived(line):
             raise RuntimeError(
                 f"The device is idle, and the facts of update {self.number} are not "

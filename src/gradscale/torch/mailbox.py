@@ -4,7 +4,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from gradscale.torch.letters import (
     LastFacts,
     Letter,
     numbers,
+    serial,
 )
 
 # A guard acts on the facts of exactly this many updates ago, so that every rank and
@@ -38,9 +38,6 @@ class LateRow(NamedTuple):
     step: int
     row: list[float]
     loss: float | None = None
-
-
-_as_late_row = partial(tuple.__new__, LateRow)
 
 
 @dataclass
@@ -103,7 +100,6 @@ class Mailbox:
         self._posted: deque[Letter | _Copy] = deque()
         self._letters: list[Letter] = []
         self._copies: list[_Copy] = []
-        self._number = 0
         self._sent = False
         # Updates that the host knows of, and letters it has not read.
         self._seen = 0
@@ -133,7 +129,7 @@ class Mailbox:
             letters.lose([self._posted.pop()])
         free, known = self._letters, self._seen + self._unread
         letter = free.pop() if free else letters.fresh(ledger.sheet.device)
-        letter.number = self._number = self._number % NUMBERS + 1
+        letter.number = next(serial) % NUMBERS + 1
         letter.void = False
         self._posted.append(letter)
         self._unread += 1
@@ -194,7 +190,6 @@ class Mailbox:
         Returns:
             None before there was such an update.
         """
-        # Most of this is done in every step: it calls no more than it must.
         if ledger.total.starts != self._starts:
             self._begin_anew(ledger)
         posted = self._posted
@@ -214,8 +209,7 @@ class Mailbox:
         seen, self._seen = self._seen, updates
         if post.void or updates <= seen:
             return []
-        # Not by the constructor, which would take as long as the rest.
-        last = _as_late_row((updates, row, loss if post.has_loss else None))
+        last = LateRow(updates, row, loss if post.has_loss else None)
         return [last] if updates == seen + 1 else [*self._early(post, seen), last]
 
     def _early(self, post: Letter | _Copy, seen: int) -> Iterator[LateRow]:

@@ -169,10 +169,6 @@ class Meter:
 
     def end_step(self) -> UnderflowSample | None:
         """End a step; return what was counted two updates ago, if anything was."""
-        if self.step + 1 < self.busy_at:
-            # In most steps; nothing is called that need not be.
-            self.step += 1
-            return None
         samples = self.due() if self.turn() else None
         return samples[-1] if samples else None
 

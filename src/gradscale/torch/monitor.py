@@ -139,7 +139,7 @@ class Monitor:
         recorder.begin()
         self._calm.write_to(recorder.writer)
         recorder.before_end(last)
-        self._end = weakref.finalize(owner, recorder.close)
+        self._end = weakref.finalize(owner, recorder.let_go)
         # At the end of the process the recorder closes its file itself.
         self._end.atexit = False
 

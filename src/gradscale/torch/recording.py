@@ -1,6 +1,7 @@
 """From the late facts of a run to its file."""
 
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +16,7 @@ from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.errors import GradscaleError, StateError
 from gradscale.runfile import RunWriter, TensorSample
 from gradscale.runfile.notices import AtEnd
+from gradscale.runfile.thread import THREAD
 
 # So many culprits are listed by name; their number is told in any case.
 MOST_NAMES = 20
@@ -70,6 +72,7 @@ class Recorder:
 
     Attributes:
         path: The file that is written; None before the first step and where none is.
+        writer: What writes it; None if nothing does.
         quiet: As given.
         begun: The first step was seen, and a file was made if one is to be.
         sample_every: As given.
@@ -105,7 +108,7 @@ class Recorder:
         self._failed = failed
         self._meta = dict(meta or {})
         self._pid = os.getpid()
-        self._writer: RunWriter | None = None
+        self.writer: RunWriter | None = None
         self.begun = False
         self._at_end: AtEnd | None = None
         self._before_end: Callable[[], None] | None = None
@@ -127,7 +130,7 @@ class Recorder:
                     if self._failed is None:
                         raise
                     self._failed(error)
-        return self._writer is not None
+        return self.writer is not None
 
     def _open(self) -> None:
         # Asked once, and let go of: they may hold the scaler that holds this.
@@ -137,13 +140,13 @@ class Recorder:
             return
         names = [] if asked is None else list(asked())
         about = {"policy": _described(self._policy), "parameters": names}
-        self._writer = self._made_writer(rank, {**about, **self._meta})
-        self.path = self._writer.path
+        self.writer = self._made_writer(rank, {**about, **self._meta})
+        self.path = self.writer.path
         assert self.path is not None
         if self._made is not None:
             self._made(self.path)
         for code, facts in self._early:
-            self._writer.event(code, **facts)
+            self.writer.event(code, **facts)
         # After the writer's own, so that it is called before it.
         self._at_end = AtEnd(self._drain)
 
@@ -195,8 +198,8 @@ class Recorder:
         """Record the row of a step, as `see` does."""
         if not self.begun:
             self.begin()
-        if self._writer is not None:
-            self._writer.step(
+        if self.writer is not None:
+            self.writer.step(
                 record.step,
                 record.scale,
                 record.applied,
@@ -206,11 +209,6 @@ class Recorder:
                 record.loss,
             )
 
-    @property
-    def writer(self) -> RunWriter | None:
-        """What writes the file, once `begun`; None if there is none."""
-        return self._writer
-
     def details(
         self,
         record: StepRecord,
@@ -219,7 +217,7 @@ class Recorder:
         peaks: Mapping[str, float] | None = None,
     ) -> None:
         """Record what else there is to a step whose row was recorded, as `see` does."""
-        writer = self._writer
+        writer = self.writer
         if writer is None:
             return
         step, verdict = record.step, judgement.verdict.value
@@ -236,16 +234,16 @@ class Recorder:
 
     def sample(self, step: int, samples: Mapping[str, TensorSample]) -> None:
         """Record what the underflow meter counted at a step, by tensor."""
-        if self._writer is not None:
-            self._writer.samples(step, samples)
+        if self.writer is not None:
+            self.writer.samples(step, samples)
 
     def event(self, code: str, **facts: Any) -> None:
         """Record something that happened outside of the judge.
 
         What comes before the first step is kept until there is a file.
         """
-        if self._writer is not None:
-            self._writer.event(code, **facts)
+        if self.writer is not None:
+            self.writer.event(code, **facts)
         elif not self.begun:
             self._early.append((code, facts))
 
@@ -255,9 +253,17 @@ class Recorder:
         if self._at_end is not None:
             self._at_end.cancel()
             self._at_end = None
-        if self._writer is not None:
-            self._writer.close(end)
-            self._writer = None
+        if self.writer is not None:
+            self.writer.close(end)
+            self.writer = None
+
+    def let_go(self) -> None:
+        """Close the file, in whatever thread the collector happens to run."""
+        if threading.current_thread().name == THREAD:
+            # It would wait for itself.
+            threading.Thread(target=self.close, name="gradscale-close").start()
+        else:
+            self.close()
 
     def _drain(self) -> None:
         drain, self._before_end = self._before_end, None

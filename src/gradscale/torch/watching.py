@@ -157,7 +157,7 @@ class Watch:
         scaler.__getstate__ = state
         # At the end of the process the recorder closes its file itself.
         recorder = self._chronicle.recorder
-        weakref.finalize(scaler, recorder.close).atexit = False
+        weakref.finalize(scaler, recorder.let_go).atexit = False
 
     def _saw_scale(self, outputs: Any) -> Any:
         if host_may_act():

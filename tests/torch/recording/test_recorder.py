@@ -2,6 +2,7 @@
 
 import math
 import os
+import threading
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from gradscale.core.policies import DynamicScale
 from gradscale.core.verdicts import StepRecord, Verdict
 from gradscale.errors import StateError
 from gradscale.runfile import TensorSample, open_run
+from gradscale.runfile.thread import THREAD
 from gradscale.torch.chronicle import Chronicle
 from gradscale.torch.ledger import ROW
 from gradscale.torch.mailbox import LateRow
@@ -238,3 +240,29 @@ def test_what_happens_before_the_first_step_is_written_with_it(tmp_path):
     with open_run(tmp_path / "run.gs") as run:
         [event] = run.events()
     assert (event.code, event.data) == ("GS301", {"what": "it was resumed"})
+
+
+def test_a_recorder_that_is_let_go_of_in_the_writing_thread_is_closed_elsewhere(
+    tmp_path,
+):
+    # The collector runs in any thread, also in the one that close() waits for.
+    recorder = Recorder(tmp_path / "run.gs")
+    assert recorder.begin()
+    recorder.writer.step(1, 8.0, True, "GS000")
+    closed = threading.Event()
+    recorder.before_end(closed.set)
+    asked = []
+
+    def ask():
+        if not asked:
+            asked.append(threading.current_thread().name)
+            recorder.let_go()
+
+    recorder.writer.ask(ask)
+    assert closed.wait(30)
+    for thread in threading.enumerate():
+        if thread.name == "gradscale-close":
+            thread.join()
+    assert asked == [THREAD]
+    with open_run(tmp_path / "run.gs") as run:
+        assert (run.last_step, run.meta["end"]["state"]) == (1, "closed")
