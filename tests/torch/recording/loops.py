@@ -1,13 +1,31 @@
 """Small trainings with one of torch's scalers, for comparison bit by bit."""
 
+import gc
+import time
+
 import torch
 from torch import nn
+
+from gradscale.runfile import open_run
 
 
 def net():
     """Return a small model, the same each time."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def await_end(path):
+    """Have what nobody holds any more collected, and wait for the end of its file.
+
+    The collector may have run in the thread that writes, before this; the file is
+    then closed in a third one.
+    """
+    gc.collect()
+    until = time.monotonic() + 60.0
+    with open_run(path) as run:
+        while run.meta["end"]["state"] == "running" and time.monotonic() < until:
+            time.sleep(0.01)
 
 
 def train(scaler, model, *, fused=False, unscale=False, steps=12, bad=(), dead=()):

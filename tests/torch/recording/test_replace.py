@@ -1,6 +1,5 @@
 """Ours in place of torch's: made by their classes, recorded, unnoticed."""
 
-import gc
 import json
 import warnings
 
@@ -10,7 +9,7 @@ import torch
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler
 from gradscale.torch.replace import install
-from tests.torch.recording.loops import net, train
+from tests.torch.recording.loops import await_end, net, train
 
 ORIGINAL = torch.amp.GradScaler.__init__
 SETTINGS = {"init_scale": 2.0**10, "growth_interval": 4}
@@ -69,7 +68,7 @@ def test_a_scaler_that_is_gone_leaves_a_whole_file(place):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     train(scaler, model, steps=7, bad=(4,))
     del scaler
-    gc.collect()
+    await_end(place / "run.gs")
     with open_run(place / "run.gs") as run:
         assert [row.applied for row in run.steps()] == [n != 4 for n in range(1, 8)]
         assert run.meta["end"]["state"] == "closed"
@@ -81,7 +80,7 @@ def test_a_run_of_one_step_is_recorded(place):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     train(scaler, net(), steps=1)
     del scaler
-    gc.collect()
+    await_end(place / "run.gs")
     with open_run(place / "run.gs") as run:
         assert [row.scale for row in run.steps()] == [1024.0]
 
@@ -150,7 +149,7 @@ def test_our_own_scaler_is_recorded_too(place):
     scaler = GradScaler("cpu", **SETTINGS, guard="raise")
     train(scaler, net(), steps=3)
     del scaler
-    gc.collect()
+    await_end(place / "run.gs")
     with open_run(place / "run.gs") as run:
         assert len(list(run.steps())) == 3
 

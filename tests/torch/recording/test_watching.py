@@ -1,7 +1,6 @@
 """Watching a scaler that is not ours: all is seen, nothing is changed."""
 
 import copy
-import gc
 import math
 import pickle
 from types import SimpleNamespace
@@ -14,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradscale.errors import ConfigError
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, watch
-from tests.torch.recording.loops import net, train
+from tests.torch.recording.loops import await_end, net, train
 
 SETTINGS = {"init_scale": 2.0**10, "growth_interval": 4}
 
@@ -141,7 +140,7 @@ def test_a_scaler_that_is_gone_leaves_a_whole_file(tmp_path):
     watch(scaler, record=tmp_path / "run.gs")
     train(scaler, net(), steps=5)
     del scaler
-    gc.collect()
+    await_end(tmp_path / "run.gs")
     assert len(rows(tmp_path / "run.gs")) == 5
     with open_run(tmp_path / "run.gs") as run:
         assert run.meta["end"]["state"] == "closed"
