@@ -142,30 +142,41 @@ def test_a_file_copied_without_its_log_is_read_as_it_is(tmp_path):
         assert os.listdir(tmp_path / "copy") == ["run.gs"]
 
 
-def test_a_file_copied_with_its_log_is_read_to_the_end(tmp_path):
-    with RunWriter(tmp_path / "run.gs", journal="wal") as writer:
+def with_its_log(folder):
+    """Return the copy of a file of one step and of its log, without the log's index."""
+    with RunWriter(folder / "run.gs", journal="wal") as writer:
         writer.step(1, 65536.0, True, "GS000")
         writer.flush()
-        (tmp_path / "copy").mkdir()
+        (folder / "copy").mkdir()
         for name in ("run.gs", "run.gs-wal"):
-            shutil.copy(tmp_path / name, tmp_path / "copy")
-    before = listing(tmp_path / "copy")
-    with open_run(tmp_path / "copy" / "run.gs") as run:
+            shutil.copy(folder / name, folder / "copy")
+    return folder / "copy" / "run.gs"
+
+
+def test_a_file_copied_with_its_log_is_read_to_the_end(tmp_path):
+    path = with_its_log(tmp_path)
+    before = listing(path.parent)
+    with open_run(path) as run:
         assert run.last_step == 1
         folder = run._opened.folder.name
-    assert listing(tmp_path / "copy") == before
+    assert listing(path.parent) == before
     assert not os.path.exists(folder)
 
 
+def test_a_copy_whose_file_can_no_longer_be_seen_is_said_to_be_gone(tmp_path):
+    path = with_its_log(tmp_path)
+    with open_run(path) as run:
+        assert run.last_step == 1
+        shutil.rmtree(path.parent)
+        # No folder any more: it cannot even be asked for.
+        path.parent.write_bytes(b"")
+        with pytest.raises(StateError, match=r"run\.gs"):
+            _ = run.last_step
+
+
 def test_a_writer_that_comes_after_a_copy_was_opened_is_seen(tmp_path):
-    with RunWriter(tmp_path / "run.gs", journal="wal") as writer:
-        writer.step(1, 65536.0, True, "GS000")
-        writer.flush()
-        (tmp_path / "copy").mkdir()
-        # A log without its index: what a reader finds of a writer that is beginning.
-        for name in ("run.gs", "run.gs-wal"):
-            shutil.copy(tmp_path / name, tmp_path / "copy")
-    path = tmp_path / "copy" / "run.gs"
+    # As a reader finds a writer that is beginning.
+    path = with_its_log(tmp_path)
     with open_run(path) as run:
         assert run.last_step == 1
         with RunWriter(path, resume=True, journal="wal") as writer:

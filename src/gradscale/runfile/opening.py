@@ -174,7 +174,8 @@ def looks_of(path: Path) -> tuple[object, ...]:
         try:
             seen = beside(path, ending).stat()
             found.append((seen.st_size, seen.st_mtime_ns))
-        except FileNotFoundError:
+        except OSError:
+            # Not there, or not to be seen: whoever opens it says which.
             found.append((-1, -1))
     return tuple(found)
 
