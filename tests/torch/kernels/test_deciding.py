@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradscale.torch.kernels import deciding, interpreted, reference
+from gradscale.torch.kernels import deciding, interpreted, reading, reference
 from gradscale.torch.kernels.deciding import BLOCK, decide
 from gradscale.torch.kernels.decision import FIELDS
 from gradscale.torch.kernels.facts import Parts, TensorFacts, even
@@ -35,8 +35,8 @@ def in_parts(device, peaks, squares, dtype=F32):
     )
     each = torch.full((2 * even(count) + 1,), -1, device=device)
     each[-1] = 0
-    table = Table(cells, places.int(), count, count)
-    parts = Parts(table, torch.cat(bits), each, partial(gather, kernels="triton"))
+    table = Table(cells, places.int(), count, count, 1)
+    parts = Parts(table, torch.cat(bits), each, 1, partial(gather, kernels="triton"))
     return TensorFacts(dtype, parts=parts)
 
 
@@ -210,6 +210,7 @@ def test_what_the_division_by_grad_scale_would_overflow_is_found(device):
 @pytest.mark.parametrize("bad", [0, -1])
 def test_all_tensors_count_however_many(device, monkeypatch, block, count, bad):
     monkeypatch.setattr(deciding, "BLOCK", block)
+    monkeypatch.setattr(deciding, "FEW", block)
     peaks, squares = [0.5] * count, [0.25] * count
     peaks[bad], squares[bad] = 7.0, 49.0
     made = decided(device, peaks, squares, 2.0, None)
@@ -239,6 +240,21 @@ def read(device, sizes=SOME):
     return read_tensors(table, F32)
 
 
+@pytest.fixture(params=[(1024, 16, 1), (1, 16, 8), (2, 16, 4), (1, 2, 2)], ids=str)
+def slices(request, monkeypatch):
+    """Gather by so many partial results and at most so many slices; return how many."""
+    partials, most, wanted = request.param
+    for name in ("PARTIALS", "FEW_PARTIALS"):
+        monkeypatch.setattr(reading, name, partials)
+    monkeypatch.setattr(reading, "SLICES", most)
+    return wanted
+
+
+def test_large_tensors_are_gathered_in_slices(device, slices):
+    assert read(device).parts.slices == slices
+
+
+@pytest.mark.usefixtures("slices")
 @pytest.mark.parametrize("sizes", [SOME, SOME[:2], SOME[:1]], ids=len)
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 def test_facts_that_are_decided_on_are_gathered_by_the_same_launch(
@@ -257,6 +273,7 @@ def test_facts_that_are_decided_on_are_gathered_by_the_same_launch(
     assert made.amax == by_torch.amax
 
 
+@pytest.mark.usefixtures("slices")
 def test_fresh_memory_that_holds_anything_does_not_change_a_decision(
     device, monkeypatch
 ):
@@ -274,6 +291,7 @@ def test_fresh_memory_that_holds_anything_does_not_change_a_decision(
     )
 
 
+@pytest.mark.usefixtures("slices")
 def test_a_decision_can_be_replayed(device):
     facts = read(device)
     parts = facts.parts

@@ -224,7 +224,7 @@ def test_elements_beyond_two_to_the_31st_are_reached(device, dtype):
     begin = tensor.data_ptr() - ahead * tensor.element_size()
     cells = torch.tensor([[ahead + 5], [-(ahead // CHUNK)], [begin]], device=device)
     owners = torch.zeros(1, dtype=torch.int32, device=device)
-    counts = histogram.count_tensors(Table(cells, owners, 1, 1), dtype)
+    counts = histogram.count_tensors(Table(cells, owners, 1, 1, 1), dtype)
     assert counts[0].tolist() == by_hand(tensor.cpu())
 
 

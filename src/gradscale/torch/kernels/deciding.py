@@ -1,6 +1,7 @@
 """From the parts of a read to one decision, in one launch.
 
-Each program gathers the parts of one tensor; the one that ends last decides.
+Each program gathers a slice of the parts of one tensor; the one that ends last puts
+the slices together and decides.
 
 Computes what `reference.decide` does: the norm of the unscaled gradients, the clip
 coefficient, whether to skip, and the two numbers that fold unscaling and clipping into
@@ -19,12 +20,12 @@ from gradscale.torch.kernels.reading import (
     CHUNK,
     TRITON_DTYPES,
     WARPS,
-    gather_one,
+    gather_slice,
     partials_of,
 )
 
 # Tensors whose facts are looked at at once.
-BLOCK = 1024
+BLOCK, FEW = 1024, 256
 
 
 def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decision:
@@ -41,7 +42,7 @@ def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decisio
     table = parts.table
     numbers = torch.empty(len(FIELDS), dtype=torch.float32, device=scale.device)
     _gather_and_decide(
-        table.tensors,
+        table.tensors * parts.slices,
         (table.cells, parts.cells, parts.each, scale, numbers),
         (
             table.tensors,
@@ -51,11 +52,12 @@ def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decisio
         ),
         CHUNK=CHUNK,
         PARTIALS=partials_of(table),
+        SLICES=parts.slices,
         DTYPE=TRITON_DTYPES[facts.dtype],
         CLIP=max_norm is not None,
         # Here: what is tiny on the host may be 0 in f32.
         TO_ZERO=max_norm == 0.0,
-        BLOCK=BLOCK,
+        BLOCK=FEW if table.tensors <= FEW else BLOCK,
     )
     facts.were_gathered(parts.each)
     return Decision(*numbers.unbind())
@@ -80,32 +82,54 @@ def _gather_and_decide(
     max_norm,
     CHUNK: tl.constexpr,
     PARTIALS: tl.constexpr,
+    SLICES: tl.constexpr,
     DTYPE: tl.constexpr,
     CLIP: tl.constexpr,
     TO_ZERO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    gather_one(
-        cells_ptr, parts_ptr, each_ptr, tensors, chunks, even_tensors, CHUNK, PARTIALS
+    program = tl.program_id(0)
+    piece, owner = program // tensors, program % tensors
+    own_peak, own_sum = gather_slice(
+        cells_ptr, parts_ptr, tensors, chunks, owner, piece, CHUNK, PARTIALS, SLICES
     )
+    # Slices lie behind the facts of whole tensors; a lone one is the whole.
+    slices_ptr = each_ptr
+    if SLICES > 1:
+        slices_ptr += 2 * even_tensors
+    mine_ptr = slices_ptr + 2 * even_tensors * piece + owner
+    tl.store(mine_ptr, own_sum.to(tl.int64, bitcast=True))
+    tl.store(mine_ptr + even_tensors, own_peak)
     # All threads have written before one of them says so. The program that comes last
     # sees what the others wrote: the count is released and acquired.
     tl.debug_barrier()
-    done_ptr = each_ptr + 2 * even_tensors
+    done_ptr = slices_ptr + 2 * even_tensors * SLICES
     before = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="gpu")
-    if before == tensors - 1:
+    if before == tensors * SLICES - 1:
         places = tl.arange(0, BLOCK)
         peaks = tl.zeros((BLOCK,), tl.int64)
         sums = tl.zeros((BLOCK,), tl.float64)
         for begin in range(0, tensors, BLOCK):
             inside = begin + places < tensors
-            # Not from the cache of this processor, where others do not write.
-            at_ptr = each_ptr + begin + places
-            square = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
-            at_ptr += even_tensors
-            peak = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
-            peaks = tl.maximum(peaks, peak)
-            sums += square.to(tl.float64, bitcast=True)
+            at_ptr = slices_ptr + begin + places
+            one_sum = tl.zeros((BLOCK,), tl.float64)
+            one_peak = tl.zeros((BLOCK,), tl.int64)
+            # Unrolled, so that none waits for another.
+            for _ in tl.static_range(SLICES):
+                # Not from the cache of this processor, where others do not write.
+                square = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
+                at_ptr += even_tensors
+                peak = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
+                at_ptr += even_tensors
+                one_sum += square.to(tl.float64, bitcast=True)
+                one_peak = tl.maximum(one_peak, peak)
+            if SLICES > 1:
+                whole_ptr = each_ptr + begin + places
+                bits = one_sum.to(tl.int64, bitcast=True)
+                tl.store(whole_ptr, bits, mask=inside)
+                tl.store(whole_ptr + even_tensors, one_peak, mask=inside)
+            sums += one_sum
+            peaks = tl.maximum(peaks, one_peak)
         peak = tl.max(peaks, axis=0).to(tl.int32)
         amax = peak.to(tl.float32, bitcast=True)
         total = tl.sum(sums, axis=0)

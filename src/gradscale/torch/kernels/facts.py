@@ -16,14 +16,17 @@ class Parts(NamedTuple):
         table: Of the tensors. Whoever needs it must come before its next change.
         cells: i64[2 * chunks], for each chunk the sum of squares as bits of an f64,
             then for each the largest magnitude as bits of an f32.
-        each: i64[...], room for the same of each tensor, and for a count of those that
-            are done, which is 0.
+        each: i64[...], room for the same of each tensor, for the same of its slices
+            where it has more than one, and for a count of those that are done, which
+            is 0.
+        slices: In how many slices the chunks of a tensor are gathered.
         gather: Returns (peaks, squares) of these parts. No host sync.
     """
 
     table: Table
     cells: Tensor
     each: Tensor
+    slices: int
     gather: Callable[["Parts"], tuple[Tensor, Tensor]]
 
 

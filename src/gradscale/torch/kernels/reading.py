@@ -28,9 +28,10 @@ from gradscale.torch.kernels.tables import Table
 # Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
 CHUNK = 8192
 WARPS = 8
-# Partial results that a program adds up at once. For GPT-2's 38 M embeddings 2048 take
-# 5.7 us on an H200, 1024 take 8.1 and 4096 6.5; thousands of small tensors want few.
-PARTIALS, FEW_PARTIALS = 2048, 512
+# Partial results that a program adds up at once; thousands of small tensors want few.
+PARTIALS, FEW_PARTIALS = 1024, 512
+# Programs that share a large tensor, at most: who decides looks at all they found.
+SLICES = 16
 
 TRITON_DTYPES = {
     torch.float32: tl.float32,
@@ -54,7 +55,8 @@ def read_tensors(
     """
     device = table.cells.device
     cells = torch.empty(2 * table.chunks, dtype=torch.int64, device=device)
-    rooms = 2 * even(table.tensors) + 1
+    slices = slices_of(table)
+    rooms = rooms_of(table.tensors, slices)
     each = torch.empty(rooms, dtype=torch.int64, device=device)
     _read(
         table.chunks,
@@ -63,13 +65,24 @@ def read_tensors(
         DTYPE=TRITON_DTYPES[dtype],
         CHUNK=CHUNK,
     )
-    parts = Parts(table, cells, each, partial(gather, kernels=kernels))
+    parts = Parts(table, cells, each, slices, partial(gather, kernels=kernels))
     return TensorFacts(dtype, parts=parts)
 
 
 def partials_of(table: Table) -> int:
     """Return how many partial results a program is to add up at once."""
     return PARTIALS if table.chunks >= 8 * table.tensors else FEW_PARTIALS
+
+
+def slices_of(table: Table) -> int:
+    """Return in how many slices the partial results of a tensor are added up."""
+    wanted = -(-table.most // partials_of(table))
+    return min(triton.next_power_of_2(wanted), SLICES)
+
+
+def rooms_of(tensors: int, slices: int) -> int:
+    """Return how many numbers there are to be room for in `Parts.each`."""
+    return 2 * even(tensors) * (1 if slices == 1 else 1 + slices) + 1
 
 
 def gather(parts: Parts, kernels: Kernels) -> tuple[Tensor, Tensor]:
@@ -82,7 +95,8 @@ def gather(parts: Parts, kernels: Kernels) -> tuple[Tensor, Tensor]:
                 (table.cells, parts.cells, parts.each),
                 (table.tensors, table.chunks, even(table.tensors)),
                 CHUNK=CHUNK,
-                BLOCK=partials_of(table),
+                PARTIALS=partials_of(table),
+                SLICES=parts.slices,
             )
         return peaks_and_squares(parts.each, table.tensors)
     except Exception as error:
@@ -149,38 +163,46 @@ def _gather(
     chunks,
     even_tensors,
     CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PARTIALS: tl.constexpr,
+    SLICES: tl.constexpr,
 ):
-    gather_one(
-        cells_ptr, parts_ptr, each_ptr, tensors, chunks, even_tensors, CHUNK, BLOCK
-    )
+    owner = tl.program_id(0)
+    peak = tl.zeros((), tl.int64)
+    total = tl.zeros((), tl.float64)
+    # In the order in which `deciding` adds up what several programs have gathered.
+    for piece in tl.static_range(SLICES):
+        found, square = gather_slice(
+            cells_ptr, parts_ptr, tensors, chunks, owner, piece, CHUNK, PARTIALS, SLICES
+        )
+        peak = tl.maximum(peak, found)
+        total += square
+    tl.store(each_ptr + owner, total.to(tl.int64, bitcast=True))
+    tl.store(each_ptr + even_tensors + owner, peak)
 
 
 @triton.jit
-def gather_one(
+def gather_slice(
     cells_ptr,
     parts_ptr,
-    each_ptr,
     tensors,
     chunks,
-    even_tensors,
+    owner,
+    piece,
     CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    PARTIALS: tl.constexpr,
+    SLICES: tl.constexpr,
 ):
-    """Gather the parts of this program's tensor."""
-    owner = tl.program_id(0)
+    """Return the bits of the peak, and the sum of squares, of a slice of a tensor."""
     own = (tl.load(cells_ptr + owner) + (CHUNK - 1)) // CHUNK
     first = tl.load(cells_ptr + tensors + owner)
-    places = tl.arange(0, BLOCK)
-    peaks = tl.zeros((BLOCK,), tl.int64)
-    sums = tl.zeros((BLOCK,), tl.float64)
-    for begin in range(0, own, BLOCK):
+    places = tl.arange(0, PARTIALS)
+    peaks = tl.zeros((PARTIALS,), tl.int64)
+    sums = tl.zeros((PARTIALS,), tl.float64)
+    for begin in range(piece * PARTIALS, own, SLICES * PARTIALS):
         inside = begin + places < own
         at = first + begin + places
         peak = tl.load(parts_ptr + chunks + at, mask=inside, other=0)
         square = tl.load(parts_ptr + at, mask=inside, other=0)
         peaks = tl.maximum(peaks, peak)
         sums += square.to(tl.float64, bitcast=True)
-    total = tl.sum(sums, axis=0)
-    tl.store(each_ptr + owner, total.to(tl.int64, bitcast=True))
-    tl.store(each_ptr + even_tensors + owner, tl.max(peaks, axis=0))
+    return tl.max(peaks, axis=0), tl.sum(sums, axis=0)

@@ -32,12 +32,14 @@ class Table(NamedTuple):
         owners: i32[chunks], the column of each chunk.
         tensors: How many columns there are.
         chunks: How many programs a launch needs.
+        most: How many chunks the largest tensor has.
     """
 
     cells: Tensor
     owners: Tensor
     tensors: int
     chunks: int
+    most: int
 
 
 class Staging:
@@ -105,17 +107,21 @@ class _Head(NamedTuple):
         numels: Whose they are.
         cells: The rows, one after the other.
         chunks: How many chunks there are.
+        most: How many the largest tensor has.
     """
 
     numels: Sequence[int]
     cells: array
     chunks: int
+    most: int
 
 
 def _head_of(numels: Sequence[int], chunk: int) -> _Head:
-    firsts = [0, *accumulate(-(-numel // chunk) for numel in numels)]
+    counts = [-(-numel // chunk) for numel in numels]
+    firsts = [0, *accumulate(counts)]
     chunks = firsts.pop()
-    return _Head(numels, array("q", [*numels, *firsts]), chunks)
+    cells = array("q", [*numels, *firsts])
+    return _Head(numels, cells, chunks, max(counts, default=0))
 
 
 class TableCache:
@@ -197,7 +203,7 @@ class TableCache:
             fill_owners_(owners, cells, len(numels))
         if captured:
             _of_graphs.extend((cells, owners))
-        return Table(cells, owners, len(numels), chunks)
+        return Table(cells, owners, len(numels), chunks, self._head.most)
 
 
 def fill_owners_(owners: Tensor, cells: Tensor, tensors: int) -> None:
