@@ -4,7 +4,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradscale.torch.kernels.launching import launched
-from gradscale.torch.kernels.tables import Table
+from gradscale.torch.kernels.tables import ADDRESSES, Table
 
 BLOCK = 256
 
@@ -46,3 +46,31 @@ def _count(
     count_ptr = address.to(tl.pointer_type(tl.float32))
     count = tl.load(count_ptr, mask=inside, other=0.0)
     tl.store(count_ptr, count + 1.0, mask=inside)
+
+
+def take_back_(table: Table, found_inf: Tensor) -> None:
+    """Subtract the flag from each f32[] of a table of one list.
+
+    Args:
+        table: Of the counts.
+        found_inf: f32[], 0 to leave them as they are.
+    """
+    _take_back(
+        -(-table.tensors // BLOCK),
+        (table.cells, found_inf),
+        (table.tensors,),
+        ROW=ADDRESSES,
+        BLOCK=BLOCK,
+    )
+
+
+@launched(num_warps=4, enable_fp_fusion=True)
+def _take_back(cells_ptr, found_ptr, tensors, ROW: tl.constexpr, BLOCK: tl.constexpr):
+    found = tl.load(found_ptr)
+    if found != 0.0:
+        places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = places < tensors
+        address = tl.load(cells_ptr + ROW * tensors + places, mask=inside, other=0)
+        count_ptr = address.to(tl.pointer_type(tl.float32))
+        count = tl.load(count_ptr, mask=inside, other=0.0)
+        tl.store(count_ptr, count - found, mask=inside)

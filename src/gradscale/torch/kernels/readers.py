@@ -12,6 +12,7 @@ from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
 from gradscale.torch.kernels.tables import TableCache
+from gradscale.torch.kernels.taking_back import StepCounts
 from gradscale.torch.looks.plain import Numbers
 
 # From here on the looks are worth a compiler's time: 0.2 ms a step and more.
@@ -23,10 +24,12 @@ class Reader:
 
     Attributes:
         before: Where the gradients lay that were gathered last; None before the first.
+        counts: Takes back the counts of steps that were skipped.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self.before: Any = None
+        self.counts = StepCounts(kernels)
         self._kernels = kernels
         self._caches: dict[tuple[torch.device, torch.dtype], TableCache] = {}
 
