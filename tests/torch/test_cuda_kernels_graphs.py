@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gradscale.torch import GradScaler, optim
+from gradscale.torch.kernels import taking_back
 from tests.torch.graphs import assert_equal, twins
 from tests.torch.on_cuda import BAD_STEPS, OWN
 
@@ -52,6 +53,27 @@ def test_replays_are_right_through_overflows_and_growth(make, set_to_none):
     assert eager.counts() == (STEPS - len(BAD_STEPS), len(BAD_STEPS))
     assert max(scale for scale, _, _ in rows) > 1024.0
     assert_equal(graphed, eager)
+
+
+def fused_adamw(params, kernels):
+    """Return torch's own, which counts in launches of its own."""
+    return torch.optim.AdamW(params, lr=0.01, fused=True, capturable=True)
+
+
+def test_replays_take_back_the_counts_of_skipped_steps(monkeypatch):
+    monkeypatch.setattr(taking_back, "ONE_LAUNCH", 0)
+    graphed, eager = twins(fused_adamw)
+    graphed.warm_up(0)
+    graph = graphed.capture()
+    for step in range(1, STEPS):
+        graphed.replay(graph, step)
+    monkeypatch.setattr(taking_back, "ONE_LAUNCH", STEPS)
+    for step in range(STEPS):
+        eager.eagerly(step)
+    assert_equal(graphed, eager)
+    for one in (graphed, eager):
+        counts = [one.optimizer.state[p]["step"] for p in one.model.parameters()]
+        assert {int(count) for count in counts} == {STEPS - len(BAD_STEPS)}
 
 
 def test_a_replay_reads_the_learning_rate_of_now():

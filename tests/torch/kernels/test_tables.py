@@ -146,7 +146,7 @@ def capturing(monkeypatch):
         else:
             send(self, numbers, to, captured=False)
 
-    monkeypatch.setattr(tables, "_capturing", lambda device: state["on"])
+    monkeypatch.setattr(tables, "capturing", lambda device: state["on"])
     monkeypatch.setattr(Staging, "send", recorded)
     return state
 

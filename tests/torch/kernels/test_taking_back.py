@@ -84,18 +84,17 @@ def test_torch_is_not_asked_to_take_back_what_was_taken_back(device):
     assert seen["_fused_adamw_"] == 14
 
 
-def test_a_table_is_made_once_for_each_group(device, monkeypatch):
-    made = []
-
-    class Watched(taking_back.TableCache):
-        def _made(self, *args, **kwargs):
-            made.append(args)
-            return super()._made(*args, **kwargs)
-
-    monkeypatch.setattr(taking_back, "TableCache", Watched)
+def test_addresses_are_sent_once_for_each_group(device):
     optimizer = optimizer_of(torch.optim.AdamW, device, (MANY, MANY))
-    trained(optimizer, device, StepCounts("triton").flag)
-    assert len(made) == 2
+    counts = StepCounts("triton")
+    trained(optimizer, device, counts.flag)
+    sent = [pointers for _, pointers in counts._kept.values()]
+    trained(optimizer, device, counts.flag)
+    assert len(sent) == 2
+    assert all(
+        one is other
+        for one, (_, other) in zip(sent, counts._kept.values(), strict=True)
+    )
 
 
 def test_few_counts_are_left_to_torch(device):
@@ -126,14 +125,14 @@ def test_a_state_that_is_loaded_is_counted_from(device):
         assert torch.equal(mine, other)
 
 
-def test_no_more_tables_are_kept_than_needed(device, monkeypatch):
-    monkeypatch.setattr(taking_back, "TABLES", 2)
+def test_no_more_lists_are_kept_than_needed(device, monkeypatch):
+    monkeypatch.setattr(taking_back, "KEPT", 2)
     counts = StepCounts("triton")
     for _ in range(5):
         optimizer = optimizer_of(torch.optim.AdamW, device)
         trained(optimizer, device, counts.flag)
         assert optimizer.state[optimizer.param_groups[0]["params"][0]]["step"] == 4
-    assert len(counts._caches) <= 2
+    assert len(counts._kept) <= 2
 
 
 # --- the flag itself ------------------------------------------------------------------

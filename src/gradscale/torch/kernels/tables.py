@@ -144,7 +144,7 @@ class TableCache:
             numels: How many elements each tensor has, at least one.
             rows: For each list, the addresses of its tensors; best as `Numbers`.
         """
-        captured = _capturing(self._device)
+        captured = capturing(self._device)
         table = self._table
         if table is None or numels != self._numels or rows != self._rows:
             if captured:
@@ -214,5 +214,11 @@ def fill_owners_(owners: Tensor, cells: Tensor, tensors: int) -> None:
     owners.copy_(torch.searchsorted(firsts, chunks, right=True) - 1)
 
 
-def _capturing(device: torch.device) -> bool:
+def keep_for_graphs(memory: Tensor) -> None:
+    """Keep what a graph reads that is being captured; it is not to be changed."""
+    _of_graphs.append(memory)
+
+
+def capturing(device: torch.device) -> bool:
+    """Return whether a graph is being captured on this device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

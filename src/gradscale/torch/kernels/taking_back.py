@@ -13,25 +13,25 @@ from torch import Tensor
 
 from gradscale.torch import looks
 from gradscale.torch.kernels import Kernels, fall_back, on, usable
-from gradscale.torch.kernels.tables import Table, TableCache
+from gradscale.torch.kernels.tables import capturing, keep_for_graphs
 
 # Torch's own classes: of others it is not known what they do with a flag.
 _COUNTING = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad)
 # Up to so many, torch needs one launch too.
 ONE_LAUNCH = 64
-# Tables that are kept; more than any optimizer has groups of so many parameters.
-TABLES = 64
+# Lists that are kept; more than any optimizer has groups of so many parameters.
+KEPT = 64
 
 _DTYPE = attrgetter("dtype")
 
 
 class StepCounts:
-    """Takes back the counts of one optimizer's steps, with tables kept for them."""
+    """Takes back the counts of one optimizer's steps, whose addresses are kept."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         # By the first of the counts: each group of parameters has a list of its own.
-        self._caches: dict[int, TableCache] = {}
+        self._kept: dict[int, tuple[looks.Numbers, Tensor]] = {}
 
     def flag(self, optimizer: Any, found_inf: Tensor) -> Tensor:
         """Return what to hand to the optimizer as `found_inf`: this, or a `SkipFlag`.
@@ -62,21 +62,36 @@ class StepCounts:
             from gradscale.torch.kernels import counting
 
             with on(device):
-                counting.take_back_(self._table(steps, device), found_inf)
+                pointers = self._pointers(steps, device)
+                if pointers is None:
+                    return False
+                counting.take_back_(pointers, found_inf)
         except Exception as error:
             # Nothing is written yet: a kernel that was started does not raise.
             fall_back(error, self._kernels)
             return False
         return True
 
-    def _table(self, steps: list[Tensor], device: torch.device) -> Table:
-        begins = looks.addresses(steps)
-        if begins[0] not in self._caches:
-            if len(self._caches) >= TABLES:
+    def _pointers(self, steps: list[Tensor], device: torch.device) -> Tensor | None:
+        """Return i64[n], the addresses; None where they cannot be sent. No host sync.
+
+        What was sent is never written again, for a graph may read it.
+        """
+        begins, captured = looks.addresses(steps), capturing(device)
+        known, pointers = self._kept.get(begins[0], (None, None))
+        if pointers is None or known != begins:
+            if captured:
+                return None
+            if len(self._kept) >= KEPT:
                 # Of a state that was loaded anew, again and again.
-                self._caches.clear()
-            self._caches[begins[0]] = TableCache(device, 1)
-        return self._caches[begins[0]].of([1] * len(steps), [begins])
+                self._kept.clear()
+            pointers = torch.tensor(begins, dtype=torch.int64, device="cpu")
+            if device.type == "cuda":
+                pointers = pointers.pin_memory().to(device, non_blocking=True)
+            self._kept[begins[0]] = begins, pointers
+        if captured:
+            keep_for_graphs(pointers)
+        return pointers
 
 
 class SkipFlag(Tensor):
