@@ -13,7 +13,7 @@ from gradscale.torch.kernels.deciding import BLOCK, decide
 from gradscale.torch.kernels.decision import FIELDS
 from gradscale.torch.kernels.facts import Parts, TensorFacts, even
 from gradscale.torch.kernels.readers import Reader
-from gradscale.torch.kernels.reading import CHUNK, gather, read_tensors
+from gradscale.torch.kernels.reading import CHUNK, gather, read_tensors, tiling_of
 from gradscale.torch.kernels.tables import Table, TableCache
 from gradscale.torch.looks import addresses
 
@@ -36,7 +36,8 @@ def in_parts(device, peaks, squares, dtype=F32):
     each = torch.full((2 * even(count) + 1,), -1, device=device)
     each[-1] = 0
     table = Table(cells, places.int(), count, count, 1)
-    parts = Parts(table, torch.cat(bits), each, 1, partial(gather, kernels="triton"))
+    whole = partial(gather, kernels="triton")
+    parts = Parts(table, torch.cat(bits), each, tiling_of(table), whole)
     return TensorFacts(dtype, parts=parts)
 
 
@@ -240,21 +241,31 @@ def read(device, sizes=SOME):
     return read_tensors(table, F32)
 
 
-@pytest.fixture(params=[(1024, 16, 1), (1, 16, 8), (2, 16, 4), (1, 2, 2)], ids=str)
-def slices(request, monkeypatch):
-    """Gather by so many partial results and at most so many slices; return how many."""
-    partials, most, wanted = request.param
+TILINGS = {
+    "whole": (1024, 2048, (128, 8, 1)),
+    "slices": (1, 2048, (1, 1, 8)),
+    "slices of two": (2, 2048, (1, 2, 4)),
+    "two programs for each": (1, 10, (1, 1, 2)),
+    "one program for each": (1, 1, (1, 1, 1)),
+    "two tensors at once": (16, 2048, (2, 8, 1)),
+}
+
+
+@pytest.fixture(params=TILINGS.values(), ids=TILINGS)
+def tiling(request, monkeypatch):
+    """Gather by so many partial results and programs; return how that is done."""
+    partials, programs, wanted = request.param
     for name in ("PARTIALS", "FEW_PARTIALS"):
         monkeypatch.setattr(reading, name, partials)
-    monkeypatch.setattr(reading, "SLICES", most)
+    monkeypatch.setattr(reading, "PROGRAMS", programs)
     return wanted
 
 
-def test_large_tensors_are_gathered_in_slices(device, slices):
-    assert read(device).parts.slices == slices
+def test_large_tensors_are_gathered_in_slices_and_small_ones_together(device, tiling):
+    assert read(device).parts.tiling == tiling
 
 
-@pytest.mark.usefixtures("slices")
+@pytest.mark.usefixtures("tiling")
 @pytest.mark.parametrize("sizes", [SOME, SOME[:2], SOME[:1]], ids=len)
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 def test_facts_that_are_decided_on_are_gathered_by_the_same_launch(
@@ -273,7 +284,7 @@ def test_facts_that_are_decided_on_are_gathered_by_the_same_launch(
     assert made.amax == by_torch.amax
 
 
-@pytest.mark.usefixtures("slices")
+@pytest.mark.usefixtures("tiling")
 def test_fresh_memory_that_holds_anything_does_not_change_a_decision(
     device, monkeypatch
 ):
@@ -291,7 +302,7 @@ def test_fresh_memory_that_holds_anything_does_not_change_a_decision(
     )
 
 
-@pytest.mark.usefixtures("slices")
+@pytest.mark.usefixtures("tiling")
 def test_a_decision_can_be_replayed(device):
     facts = read(device)
     parts = facts.parts

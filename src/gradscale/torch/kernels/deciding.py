@@ -1,7 +1,7 @@
 """From the parts of a read to one decision, in one launch.
 
-Each program gathers a slice of the parts of one tensor; the one that ends last puts
-the slices together and decides.
+Each program gathers the parts of several small tensors, or a slice of those of a large
+one; the one that ends last puts the slices together and decides.
 
 Computes what `reference.decide` does: the norm of the unscaled gradients, the clip
 coefficient, whether to skip, and the two numbers that fold unscaling and clipping into
@@ -21,7 +21,6 @@ from gradscale.torch.kernels.reading import (
     TRITON_DTYPES,
     WARPS,
     gather_slice,
-    partials_of,
 )
 
 # Tensors whose facts are looked at at once.
@@ -39,20 +38,23 @@ def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decisio
     """
     parts = facts.parts
     assert parts is not None
-    table = parts.table
+    table, tiling = parts.table, parts.tiling
+    groups = -(-table.tensors // tiling.tensors)
     numbers = torch.empty(len(FIELDS), dtype=torch.float32, device=scale.device)
     _gather_and_decide(
-        table.tensors * parts.slices,
+        groups * tiling.slices,
         (table.cells, parts.cells, parts.each, scale, numbers),
         (
             table.tensors,
             table.chunks,
             even(table.tensors),
+            groups,
             -1.0 if max_norm is None else max_norm,
         ),
         CHUNK=CHUNK,
-        PARTIALS=partials_of(table),
-        SLICES=parts.slices,
+        TENSORS=tiling.tensors,
+        PARTIALS=tiling.partials,
+        SLICES=tiling.slices,
         DTYPE=TRITON_DTYPES[facts.dtype],
         CLIP=max_norm is not None,
         # Here: what is tiny on the host may be 0 in f32.
@@ -79,8 +81,10 @@ def _gather_and_decide(
     tensors,
     chunks,
     even_tensors,
+    groups,
     max_norm,
     CHUNK: tl.constexpr,
+    TENSORS: tl.constexpr,
     PARTIALS: tl.constexpr,
     SLICES: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -89,23 +93,34 @@ def _gather_and_decide(
     BLOCK: tl.constexpr,
 ):
     program = tl.program_id(0)
-    piece, owner = program // tensors, program % tensors
-    own_peak, own_sum = gather_slice(
-        cells_ptr, parts_ptr, tensors, chunks, owner, piece, CHUNK, PARTIALS, SLICES
+    piece = program // groups
+    owners = (program % groups) * TENSORS + tl.arange(0, TENSORS)
+    own_peaks, own_sums = gather_slice(
+        cells_ptr,
+        parts_ptr,
+        tensors,
+        chunks,
+        owners,
+        piece,
+        CHUNK,
+        TENSORS,
+        PARTIALS,
+        SLICES,
     )
     # Slices lie behind the facts of whole tensors; a lone one is the whole.
     slices_ptr = each_ptr
     if SLICES > 1:
         slices_ptr += 2 * even_tensors
-    mine_ptr = slices_ptr + 2 * even_tensors * piece + owner
-    tl.store(mine_ptr, own_sum.to(tl.int64, bitcast=True))
-    tl.store(mine_ptr + even_tensors, own_peak)
+    mine_ptr = slices_ptr + 2 * even_tensors * piece + owners
+    there = owners < tensors
+    tl.store(mine_ptr, own_sums.to(tl.int64, bitcast=True), mask=there)
+    tl.store(mine_ptr + even_tensors, own_peaks, mask=there)
     # All threads have written before one of them says so. The program that comes last
     # sees what the others wrote: the count is released and acquired.
     tl.debug_barrier()
     done_ptr = slices_ptr + 2 * even_tensors * SLICES
     before = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="gpu")
-    if before == tensors * SLICES - 1:
+    if before == groups * SLICES - 1:
         places = tl.arange(0, BLOCK)
         peaks = tl.zeros((BLOCK,), tl.int64)
         sums = tl.zeros((BLOCK,), tl.float64)

@@ -9,6 +9,20 @@ from torch import Tensor
 from gradscale.torch.kernels.tables import Table
 
 
+class Tiling(NamedTuple):
+    """How programs share the partial results of a read among them.
+
+    Attributes:
+        tensors: Those that a program gathers.
+        partials: The results of each that it adds up at once.
+        slices: The programs that share the results of one tensor.
+    """
+
+    tensors: int
+    partials: int
+    slices: int
+
+
 class Parts(NamedTuple):
     """What a read has left of each chunk.
 
@@ -17,16 +31,16 @@ class Parts(NamedTuple):
         cells: i64[2 * chunks], for each chunk the sum of squares as bits of an f64,
             then for each the largest magnitude as bits of an f32.
         each: i64[...], room for the same of each tensor, for the same of its slices
-            where it has more than one, and for a count of those that are done, which
-            is 0.
-        slices: In how many slices the chunks of a tensor are gathered.
+            where it has more than one, and for a count of programs that are done,
+            which is 0.
+        tiling: How the chunks are gathered.
         gather: Returns (peaks, squares) of these parts. No host sync.
     """
 
     table: Table
     cells: Tensor
     each: Tensor
-    slices: int
+    tiling: Tiling
     gather: Callable[["Parts"], tuple[Tensor, Tensor]]
 
 

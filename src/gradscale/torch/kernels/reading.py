@@ -19,6 +19,7 @@ from gradscale.torch.kernels.chunks import pointer
 from gradscale.torch.kernels.facts import (
     Parts,
     TensorFacts,
+    Tiling,
     even,
     peaks_and_squares,
 )
@@ -28,10 +29,12 @@ from gradscale.torch.kernels.tables import Table
 # Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
 CHUNK = 8192
 WARPS = 8
-# Partial results that a program adds up at once; thousands of small tensors want few.
+# Partial results that a program adds up at once, of one tensor or of some small ones.
+# Among thousands of tensors, a large one has to make do with few.
 PARTIALS, FEW_PARTIALS = 1024, 512
-# Programs that share a large tensor, at most: who decides looks at all they found.
-SLICES = 16
+# Programs that share a large tensor, at most: who decides looks at all they found. And
+# how many there may be in all.
+SLICES, PROGRAMS = 16, 2048
 
 TRITON_DTYPES = {
     torch.float32: tl.float32,
@@ -55,8 +58,8 @@ def read_tensors(
     """
     device = table.cells.device
     cells = torch.empty(2 * table.chunks, dtype=torch.int64, device=device)
-    slices = slices_of(table)
-    rooms = rooms_of(table.tensors, slices)
+    tiling = tiling_of(table)
+    rooms = rooms_of(table.tensors, tiling.slices)
     each = torch.empty(rooms, dtype=torch.int64, device=device)
     _read(
         table.chunks,
@@ -65,19 +68,20 @@ def read_tensors(
         DTYPE=TRITON_DTYPES[dtype],
         CHUNK=CHUNK,
     )
-    parts = Parts(table, cells, each, slices, partial(gather, kernels=kernels))
+    parts = Parts(table, cells, each, tiling, partial(gather, kernels=kernels))
     return TensorFacts(dtype, parts=parts)
 
 
-def partials_of(table: Table) -> int:
-    """Return how many partial results a program is to add up at once."""
-    return PARTIALS if table.chunks >= 8 * table.tensors else FEW_PARTIALS
-
-
-def slices_of(table: Table) -> int:
-    """Return in how many slices the partial results of a tensor are added up."""
-    wanted = -(-table.most // partials_of(table))
-    return min(triton.next_power_of_2(wanted), SLICES)
+def tiling_of(table: Table) -> Tiling:
+    """Return how the partial results of these tensors are to be gathered."""
+    most = PARTIALS if table.chunks >= 8 * table.tensors else FEW_PARTIALS
+    partials = min(triton.next_power_of_2(table.most), most)
+    tensors = max(PARTIALS // partials, 1)
+    wanted = triton.next_power_of_2(-(-table.most // partials))
+    room = max(PROGRAMS * tensors // table.tensors, 1)
+    # Powers of two, so that not every number of tensors has a kernel of its own.
+    slices = min(wanted, SLICES, 2 ** (room.bit_length() - 1))
+    return Tiling(tensors, partials, slices)
 
 
 def rooms_of(tensors: int, slices: int) -> int:
@@ -87,16 +91,17 @@ def rooms_of(tensors: int, slices: int) -> int:
 
 def gather(parts: Parts, kernels: Kernels) -> tuple[Tensor, Tensor]:
     """Return the peaks and the sums of squares of each tensor. No host sync."""
-    table = parts.table
+    table, tiling = parts.table, parts.tiling
     try:
         with on(parts.each.device):
             _gather(
-                table.tensors,
+                -(-table.tensors // tiling.tensors),
                 (table.cells, parts.cells, parts.each),
                 (table.tensors, table.chunks, even(table.tensors)),
                 CHUNK=CHUNK,
-                PARTIALS=partials_of(table),
-                SLICES=parts.slices,
+                TENSORS=tiling.tensors,
+                PARTIALS=tiling.partials,
+                SLICES=tiling.slices,
             )
         return peaks_and_squares(parts.each, table.tensors)
     except Exception as error:
@@ -163,21 +168,32 @@ def _gather(
     chunks,
     even_tensors,
     CHUNK: tl.constexpr,
+    TENSORS: tl.constexpr,
     PARTIALS: tl.constexpr,
     SLICES: tl.constexpr,
 ):
-    owner = tl.program_id(0)
-    peak = tl.zeros((), tl.int64)
-    total = tl.zeros((), tl.float64)
+    owners = tl.program_id(0) * TENSORS + tl.arange(0, TENSORS)
+    peaks = tl.zeros((TENSORS,), tl.int64)
+    sums = tl.zeros((TENSORS,), tl.float64)
     # In the order in which `deciding` adds up what several programs have gathered.
     for piece in tl.static_range(SLICES):
-        found, square = gather_slice(
-            cells_ptr, parts_ptr, tensors, chunks, owner, piece, CHUNK, PARTIALS, SLICES
+        found, squares = gather_slice(
+            cells_ptr,
+            parts_ptr,
+            tensors,
+            chunks,
+            owners,
+            piece,
+            CHUNK,
+            TENSORS,
+            PARTIALS,
+            SLICES,
         )
-        peak = tl.maximum(peak, found)
-        total += square
-    tl.store(each_ptr + owner, total.to(tl.int64, bitcast=True))
-    tl.store(each_ptr + even_tensors + owner, peak)
+        peaks = tl.maximum(peaks, found)
+        sums += squares
+    there = owners < tensors
+    tl.store(each_ptr + owners, sums.to(tl.int64, bitcast=True), mask=there)
+    tl.store(each_ptr + even_tensors + owners, peaks, mask=there)
 
 
 @triton.jit
@@ -186,23 +202,26 @@ def gather_slice(
     parts_ptr,
     tensors,
     chunks,
-    owner,
+    owners,
     piece,
     CHUNK: tl.constexpr,
+    TENSORS: tl.constexpr,
     PARTIALS: tl.constexpr,
     SLICES: tl.constexpr,
 ):
-    """Return the bits of the peak, and the sum of squares, of a slice of a tensor."""
-    own = (tl.load(cells_ptr + owner) + (CHUNK - 1)) // CHUNK
-    first = tl.load(cells_ptr + tensors + owner)
+    """Return bits of the peaks, and sums of squares, of a slice of some tensors."""
+    there = owners < tensors
+    own = tl.load(cells_ptr + owners, mask=there, other=0)
+    own = (own + (CHUNK - 1)) // CHUNK
+    first = tl.load(cells_ptr + tensors + owners, mask=there, other=0)
     places = tl.arange(0, PARTIALS)
-    peaks = tl.zeros((PARTIALS,), tl.int64)
-    sums = tl.zeros((PARTIALS,), tl.float64)
-    for begin in range(piece * PARTIALS, own, SLICES * PARTIALS):
-        inside = begin + places < own
-        at = first + begin + places
+    peaks = tl.zeros((TENSORS, PARTIALS), tl.int64)
+    sums = tl.zeros((TENSORS, PARTIALS), tl.float64)
+    for begin in range(piece * PARTIALS, tl.max(own, axis=0), SLICES * PARTIALS):
+        inside = begin + places[None, :] < own[:, None]
+        at = first[:, None] + (begin + places[None, :])
         peak = tl.load(parts_ptr + chunks + at, mask=inside, other=0)
         square = tl.load(parts_ptr + at, mask=inside, other=0)
         peaks = tl.maximum(peaks, peak)
         sums += square.to(tl.float64, bitcast=True)
-    return tl.max(peaks, axis=0), tl.sum(sums, axis=0)
+    return tl.max(peaks, axis=1), tl.sum(sums, axis=1)
