@@ -1,7 +1,8 @@
 """Sweep the sizes of the kernels: elements of a chunk, and warps.
 
-The read of the gradients and the pass of AdamW, over the tensors of a model, in device
-time. The constants in gradscale/torch/kernels were chosen by it. Needs a CUDA device.
+The read of the gradients, the pass of AdamW, and the pass that stands in for torch's,
+which also writes the gradients, over the tensors of a model, in device time. The
+constants in gradscale/torch/kernels were chosen by it. Needs a CUDA device.
 """
 
 import sys
@@ -25,7 +26,11 @@ SETS = {
     "llama-1.24B": llama_shapes(),
 }
 # Kernel, elements of a chunk, warps.
-CHUNKS = {"read": (1024, 2048, 4096, 8192), "adam": (512, 1024, 2048)}
+CHUNKS = {
+    "read": (1024, 2048, 4096, 8192),
+    "adam": (512, 1024, 2048),
+    "fused adam": (512, 1024, 2048),
+}
 SIZES = [
     (k, chunk, w) for k, some in CHUNKS.items() for chunk in some for w in (2, 4, 8)
 ]
@@ -62,7 +67,7 @@ def launch_of(
     kernel: str, chunk: int, warps: int, tensors: Tensors
 ) -> Callable[[], object]:
     """Return what launches a kernel of this size."""
-    from gradscale.torch.kernels import adam, reading
+    from gradscale.torch.kernels import adam, fused_adam, reading
     from gradscale.torch.kernels.launching import Launch
 
     how_compiled = {"num_warps": warps, "enable_fp_fusion": True}
@@ -72,12 +77,18 @@ def launch_of(
         reading._gather = Launch(reading._gather.body, how_compiled)
         table = tensors.table(tensors.lists[1:2], chunk)
         return lambda: reading.read_tensors(table, torch.float32).peaks
-    adam.CHUNK, adam._adam = chunk, Launch(adam._adam.body, how_compiled)
-    table = tensors.table([*tensors.lists, tensors.steps], chunk)
     how = AdamHow(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
-    handed = Handed(
-        torch.ones((), device="cuda"), torch.zeros((), device="cuda"), False
-    )
+    scale, found = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
+    table = tensors.table([*tensors.lists, tensors.steps], chunk)
+    if kernel == "fused adam":
+        how_compiled["enable_fp_fusion"] = False
+        body = fused_adam._adam.body
+        fused_adam.CHUNK, fused_adam._adam = chunk, Launch(body, how_compiled)
+        powers = torch.tensor([0.9, 0.999], device="cuda")
+        given = how, powers, scale, found
+        return lambda: fused_adam.adam_(table, *given, amsgrad=False)
+    adam.CHUNK, adam._adam = chunk, Launch(adam._adam.body, how_compiled)
+    handed = Handed(scale, found, False)
     dtypes = torch.float32, torch.float32
     return lambda: adam.adam_(table, *dtypes, how, handed, masters=False, amsgrad=False)
 

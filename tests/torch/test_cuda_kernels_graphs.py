@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gradscale.torch import GradScaler, optim
-from gradscale.torch.kernels import taking_back
+from gradscale.torch.kernels.standing_in import StandIn
 from tests.torch.graphs import assert_equal, twins
 from tests.torch.on_cuda import BAD_STEPS, OWN
 
@@ -56,24 +56,53 @@ def test_replays_are_right_through_overflows_and_growth(make, set_to_none):
 
 
 def fused_adamw(params, kernels):
-    """Return torch's own, which counts in launches of its own."""
+    """Return torch's own, for which a kernel stands in."""
     return torch.optim.AdamW(params, lr=0.01, fused=True, capturable=True)
 
 
-def test_replays_take_back_the_counts_of_skipped_steps(monkeypatch):
-    monkeypatch.setattr(taking_back, "ONE_LAUNCH", 0)
+def test_replays_take_back_the_counts_of_skipped_steps():
     graphed, eager = twins(fused_adamw)
     graphed.warm_up(0)
     graph = graphed.capture()
     for step in range(1, STEPS):
         graphed.replay(graph, step)
-    monkeypatch.setattr(taking_back, "ONE_LAUNCH", STEPS)
     for step in range(STEPS):
         eager.eagerly(step)
     assert_equal(graphed, eager)
     for one in (graphed, eager):
         counts = [one.optimizer.state[p]["step"] for p in one.model.parameters()]
         assert {int(count) for count in counts} == {STEPS - len(BAD_STEPS)}
+
+
+def test_a_graph_of_a_step_that_was_never_taken_before_is_replayed_right():
+    params = [torch.nn.Parameter(torch.ones(5, device="cuda")) for _ in range(2)]
+    theirs = [torch.nn.Parameter(param.detach().clone()) for param in params]
+    ours, torchs = fused_adamw(params, None), fused_adamw(theirs, None)
+    flag, scale = torch.zeros((), device="cuda"), torch.full((), 4.0, device="cuda")
+    for param, other in zip(params, theirs, strict=True):
+        param.grad, other.grad = torch.ones_like(param), torch.ones_like(param)
+    # The state and the compiled kernel are made by another flag and other betas.
+    ours.param_groups[0]["betas"] = (0.5, 0.5)
+    for optimizer in (ours, torchs):
+        optimizer.grad_scale, optimizer.found_inf = scale, flag
+    ours.found_inf = StandIn("triton").flag(ours, flag)
+    flag.fill_(1.0)
+    ours.step()
+    torchs.step()
+    ours.param_groups[0]["betas"] = (0.9, 0.999)
+    stand_in, graph = StandIn("triton"), torch.cuda.CUDAGraph()
+    ours.found_inf = stand_in.flag(ours, flag)
+    with torch.cuda.graph(graph):
+        ours.step()
+    flag.fill_(0.0)
+    for _ in range(3):
+        graph.replay()
+        torchs.step()
+    for param, other in zip(params, theirs, strict=True):
+        assert torch.equal(param, other)
+        assert torch.equal(ours.state[param]["step"], torchs.state[other]["step"])
+        # One division for each step.
+        assert torch.equal(param.grad, other.grad)
 
 
 def test_a_replay_reads_the_learning_rate_of_now():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gradscale.torch.kernels import Kernels, usable
+from gradscale.torch.kernels.standing_in import stands_in
 
 
 class Way(Enum):
@@ -17,7 +18,7 @@ class Way(Enum):
     OWN: Unscales, clips and skips in its own pass and leaves the gradients as they
         came. No host sync.
     FUSED: The same by PyTorch's protocol; it writes the unscaled gradients. No host
-        sync.
+        sync. For Adam and AdamW a kernel of gradscale's stands in, where it can.
     OLDER: Takes the scaler itself as an argument, an older protocol.
     FLAG: Knows nothing of scales: the gradients are unscaled for it, and the host
         reads one flag before the step.
@@ -54,6 +55,10 @@ MEANING = {
     Way.FLAG: "the gradients are read and unscaled; the host reads one flag before the "
     "step",
 }
+STANDING_IN = (
+    "the gradients are read once; one launch then does for all parameters what "
+    "PyTorch's fused kernel does, unscaling and clipping, without a host sync"
+)
 
 
 def unscales_itself(optimizer: Any) -> bool:
@@ -81,4 +86,7 @@ def path_of(optimizer: Any, kernels: Kernels, device: torch.device) -> Path:
     """Return the path of an optimizer whose gradients are on `device`."""
     way = way_of(optimizer)
     name = "triton" if usable(kernels, device) else "plain"
-    return Path(way.value, name, MEANING[way])
+    meaning = MEANING[way]
+    if way is Way.FUSED and stands_in(optimizer, kernels, device):
+        meaning = STANDING_IN
+    return Path(way.value, name, meaning)

@@ -548,7 +548,7 @@ class GradScaler(torch.amp.GradScaler):
             leftover = left, self._scale_behind(step)
         seen = step.seen() if way is Way.OWN and leftover is not None else None
         if way is Way.FUSED and step.reader is not None:
-            found_inf = step.reader.counts.flag(optimizer, found_inf)
+            found_inf = step.reader.stand_in.flag(optimizer, found_inf)
         with handed_over(optimizer, grad_scale, found_inf, seen):
             returned = optimizer.step(*args, **kwargs)
         step.close(leftover, written=seen is None)

@@ -243,7 +243,7 @@ def read(device, sizes=SOME):
 
 TILINGS = {
     "whole": (1024, 2048, (128, 8, 1)),
-    "slices": (1, 2048, (1, 1, 8)),
+    "slices": (1, 2048, (1, 1, 4)),
     "slices of two": (2, 2048, (1, 2, 4)),
     "two programs for each": (1, 10, (1, 1, 2)),
     "one program for each": (1, 1, (1, 1, 1)),
@@ -255,7 +255,7 @@ TILINGS = {
 def tiling(request, monkeypatch):
     """Gather by so many partial results and programs; return how that is done."""
     partials, programs, wanted = request.param
-    for name in ("PARTIALS", "FEW_PARTIALS"):
+    for name in ("PARTIALS", "OF_SMALL", "FEW_PARTIALS"):
         monkeypatch.setattr(reading, name, partials)
     monkeypatch.setattr(reading, "PROGRAMS", programs)
     return wanted

@@ -46,26 +46,3 @@ def _count(
     count_ptr = address.to(tl.pointer_type(tl.float32))
     count = tl.load(count_ptr, mask=inside, other=0.0)
     tl.store(count_ptr, count + 1.0, mask=inside)
-
-
-def take_back_(pointers: Tensor, found_inf: Tensor) -> None:
-    """Subtract the flag from each count.
-
-    Args:
-        pointers: i64[n], the addresses of the counts, f32[] each.
-        found_inf: f32[], 0 to leave them as they are.
-    """
-    counts = pointers.numel()
-    _take_back(-(-counts // BLOCK), (pointers, found_inf), (counts,), BLOCK=BLOCK)
-
-
-@launched(num_warps=4, enable_fp_fusion=True)
-def _take_back(pointers_ptr, found_ptr, counts, BLOCK: tl.constexpr):
-    found = tl.load(found_ptr)
-    if found != 0.0:
-        places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        inside = places < counts
-        address = tl.load(pointers_ptr + places, mask=inside, other=0)
-        count_ptr = address.to(tl.pointer_type(tl.float32))
-        count = tl.load(count_ptr, mask=inside, other=0.0)
-        tl.store(count_ptr, count - found, mask=inside)

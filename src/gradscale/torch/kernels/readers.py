@@ -11,8 +11,8 @@ from gradscale.torch.kernels import Kernels, fall_back, on, reference, usable
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
+from gradscale.torch.kernels.standing_in import StandIn
 from gradscale.torch.kernels.tables import TableCache
-from gradscale.torch.kernels.taking_back import StepCounts
 from gradscale.torch.looks.plain import Numbers
 
 # From here on the looks are worth a compiler's time: 0.2 ms a step and more.
@@ -24,12 +24,12 @@ class Reader:
 
     Attributes:
         before: Where the gradients lay that were gathered last; None before the first.
-        counts: Takes back the counts of steps that were skipped.
+        stand_in: Steps the optimizer, where it is one of torch's that it can step.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self.before: Any = None
-        self.counts = StepCounts(kernels)
+        self.stand_in = StandIn(kernels)
         self._kernels = kernels
         self._caches: dict[tuple[torch.device, torch.dtype], TableCache] = {}
 

@@ -29,12 +29,12 @@ from gradscale.torch.kernels.tables import Table
 # Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
 CHUNK = 8192
 WARPS = 8
-# Partial results that a program adds up at once, of one tensor or of some small ones.
-# Among thousands of tensors, a large one has to make do with few.
-PARTIALS, FEW_PARTIALS = 1024, 512
+# Partial results that a program adds up at once, of one large tensor or of some small
+# ones. Among thousands of tensors, a large one has to make do with few.
+PARTIALS, OF_SMALL, FEW_PARTIALS = 2048, 1024, 512
 # Programs that share a large tensor, at most: who decides looks at all they found. And
 # how many there may be in all.
-SLICES, PROGRAMS = 16, 2048
+SLICES, PROGRAMS = 4, 2048
 
 TRITON_DTYPES = {
     torch.float32: tl.float32,
@@ -76,7 +76,7 @@ def tiling_of(table: Table) -> Tiling:
     """Return how the partial results of these tensors are to be gathered."""
     most = PARTIALS if table.chunks >= 8 * table.tensors else FEW_PARTIALS
     partials = min(triton.next_power_of_2(table.most), most)
-    tensors = max(PARTIALS // partials, 1)
+    tensors = max(OF_SMALL // partials, 1)
     wanted = triton.next_power_of_2(-(-table.most // partials))
     room = max(PROGRAMS * tensors // table.tensors, 1)
     # Powers of two, so that not every number of tensors has a kernel of its own.
