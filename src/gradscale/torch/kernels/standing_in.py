@@ -21,7 +21,7 @@ from gradscale.torch.kernels.tables import capturing, keep_for_graphs
 # Torch's own classes: of others it is not known what they do with a flag.
 _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 # Whether the weight decay of each is decoupled.
-_KERNELS: dict[Any, bool] = {torch._fused_adam_: False, torch._fused_adamw_: True}
+_DECOUPLED: dict[Any, bool] = {torch._fused_adam_: False, torch._fused_adamw_: True}
 # How they are called. Called otherwise, they are another torch's.
 _LISTS = 6
 _NUMBERS = "lr", "beta1", "beta2", "eps", "weight_decay"
@@ -168,7 +168,7 @@ class SkipFlag(Tensor):
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             if not torch.compiler.is_compiling():
-                if func in _KERNELS and _stepped(_KERNELS[func], args, kwargs):
+                if func in _DECOUPLED and _stepped(_DECOUPLED[func], args, kwargs):
                     return None
                 if func == torch._foreach_sub_ and _taken_back(*args):
                     return None
