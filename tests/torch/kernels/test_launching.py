@@ -222,7 +222,7 @@ STEPS = {
     "own": (lambda p: optim.AdamW(p, kernels="triton"), OURS),
     "fused": (
         lambda p: torch.optim.AdamW(p, fused=True),
-        ("_read", "_gather_and_decide", "_settle"),
+        ("_read", "_gather_and_decide", "_adam", "_settle"),
     ),
 }
 
