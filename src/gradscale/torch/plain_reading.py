@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from itertools import compress
+from operator import not_
 
 import torch
 from torch import Tensor
@@ -27,19 +29,19 @@ def read_on_device(
 
     No host sync. Many small tensors are read through a copy.
     """
-    small = [tensor for tensor in tensors if tensor.numel() < SMALL]
-    if len(small) <= FEW or torch.compiler.is_compiling():
-        return _read_each(tensors, norm_type)
-    flat = torch._utils._flatten_dense_tensors(small)
-    large = [tensor for tensor in tensors if tensor.numel() >= SMALL]
-    whole = [flat, *large]
-    peak, each, norm = _read_each(whole, norm_type)
-    sizes = [tensor.numel() for tensor in small]
     is_small = [tensor.numel() < SMALL for tensor in tensors]
+    if sum(is_small) <= FEW or torch.compiler.is_compiling():
+        return _read_each(tensors, norm_type)
+    small = list(compress(tensors, is_small))
+    # Not the tensors themselves, which would be kept alive for the peaks.
+    sizes = [tensor.numel() for tensor in small]
+    flat = torch._utils._flatten_dense_tensors(small)
+    large = compress(tensors, map(not_, is_small))
+    peak, each, norm = _read_each([flat, *large], norm_type)
 
     def peaks() -> Tensor:
-        of_small = torch._foreach_norm(list(flat.split(sizes)), math.inf)
-        smalls, larges = iter(of_small), iter(each()[1:])
+        smalls = iter(torch._foreach_norm(list(flat.split(sizes)), math.inf))
+        larges = iter(each()[1:])
         mixed = [next(smalls).to(peak.dtype) if s else next(larges) for s in is_small]
         return torch.stack(mixed)
 
