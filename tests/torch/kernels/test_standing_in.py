@@ -9,7 +9,10 @@ import math
 import pytest
 import torch
 
+from gradscale.torch.kernels import fused_adam
+from gradscale.torch.kernels.lists import AdamHow
 from gradscale.torch.kernels.standing_in import StandIn
+from gradscale.torch.kernels.tables import Table
 from tests.torch.kernels.stood_in import (
     ADAM,
     ADAMW,
@@ -133,3 +136,31 @@ def test_many_steps_lead_where_torch_leads(device):
     trained(ours, StandIn("triton"), steps=steps)
     trained(torchs, None, steps=steps)
     assert_same(ours, torchs)
+
+
+@pytest.mark.parametrize("found", [0.0, 1.0])
+def test_elements_beyond_two_to_the_31st_are_reached(device, found):
+    # The last chunk of a tensor whose other elements do not exist.
+    ahead = 2**31 + fused_adam.CHUNK
+    ours = [torch.full((5,), value, device=device) for value in (1.0, 2.0, 0.5, 0.25)]
+    theirs = [tensor.clone() for tensor in ours]
+    step = torch.tensor(3.0, device=device)
+    begins = [t.data_ptr() - ahead * t.element_size() for t in ours]
+    rows = [ahead + 5, -(ahead // fused_adam.CHUNK), *begins, step.data_ptr()]
+    cells = torch.tensor(rows, device=device)[:, None]
+    owners = torch.zeros(1, dtype=torch.int32, device=device)
+    how = AdamHow(0.1, 0.9, 0.99, 1e-8, 0.1, decoupled=True, maximize=False)
+    powers = torch.tensor([0.9, 0.99], device=device).pow(step)
+    scale, flag = (torch.tensor(x, device=device) for x in (2.0, found))
+    table = Table(cells, owners, 1, 1, 1)
+    fused_adam.adam_(table, how, powers, scale, flag, amsgrad=False)
+    settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
+    settings |= {"eps": 1e-8, "amsgrad": False, "maximize": False}
+    lists = [[tensor] for tensor in theirs]
+    torch._fused_adamw_(
+        *lists, [], [step.clone()], **settings, grad_scale=scale, found_inf=flag
+    )
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=0.0)
+    # Only the first chunk takes it back.
+    assert step.item() == 3.0
