@@ -4,6 +4,8 @@ from operator import is_
 
 import pytest
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from gradscale.errors import GradientError
 from gradscale.torch import gathering
@@ -138,6 +140,24 @@ def test_a_complex_sparse_gradient_is_refused_by_name():
     optimizer = torch.optim.SGD([param], lr=1.0)
     with pytest.raises(GradientError, match=r"\[0\] has a complex sparse gradient"):
         gather([param], allow_fp16=False, names=(optimizer,))
+
+
+def test_what_a_collective_has_yet_to_deliver_is_waited_for():
+    inner = torch.tensor([1.0, INF])
+    params = _holding(inner)
+    params[0].grad = AsyncCollectiveTensor(inner)
+    (tensor,) = gather(params, allow_fp16=False).tensors
+    assert type(tensor) is torch.Tensor
+    assert tensor.data_ptr() == inner.data_ptr()
+    assert read(gather(params, allow_fp16=False), CPU).found(ONE) == 1.0
+
+
+def test_a_gradient_without_memory_of_its_own_is_refused_by_name():
+    inner = torch.ones(2)
+    params = _holding(inner)
+    params[0].grad = TwoTensor(inner, inner)
+    with pytest.raises(GradientError, match="has a gradient of class TwoTensor"):
+        gather(params, allow_fp16=False)
 
 
 def test_float16_is_refused_with_torchs_words_and_the_names():

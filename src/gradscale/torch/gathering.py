@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gradscale.errors import GradientError
 from gradscale.torch import looks
@@ -157,9 +158,13 @@ def _kind_of(gradients: Gradients) -> tuple[torch.device, torch.dtype] | None:
 
 def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
     """Return the plain tensor behind a subclass, a complex or an exotic gradient."""
-    to_local = getattr(grad, "to_local", None)
-    if to_local is not None:
-        grad = to_local()
+    # A part of a sharded one; what a collective has not delivered yet.
+    for unwrap in ("to_local", "wait"):
+        if hasattr(grad, unwrap):
+            grad = getattr(grad, unwrap)()
+    if is_traceable_wrapper_subclass(grad):
+        # It has no memory of its own that could be read or written.
+        raise _refused(param, grad, f"a gradient of class {type(grad).__name__}", names)
     if grad.is_complex():
         if grad.layout is not torch.strided:
             raise _refused(param, grad, "a complex sparse gradient", names)

@@ -234,14 +234,11 @@ def read(
         else [(gradients.kind, range(len(gradients.tensors)), gradients.tensors)]
     )
     begins = None if gradients.kind is None else gradients.addresses
-    for (device, dtype), positions, tensors in groups:
-        facts = (
-            None
-            if reader is None
-            else reader.read(
-                tensors, norm_type, (device, dtype), begins, gradients.numels
-            )
-        )
+    for place, ((device, dtype), positions, tensors) in enumerate(groups):
+        facts = None
+        if reader is not None:
+            looked = begins, gradients.numels
+            facts = reader.read(tensors, norm_type, (device, dtype), *looked, place)
         if facts is not None:
             kind = KindReading(dtype, device, positions, facts=facts)
         else:

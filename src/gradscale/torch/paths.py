@@ -56,8 +56,9 @@ MEANING = {
     "step",
 }
 STANDING_IN = (
-    "the gradients are read once; one launch then does for all parameters what "
-    "PyTorch's fused kernel does, unscaling and clipping, without a host sync"
+    "the gradients are read once; PyTorch's fused kernel unscales, clips and steps, or "
+    "for groups of f32 parameters that are not small one launch with the same bits, "
+    "without a host sync"
 )
 
 

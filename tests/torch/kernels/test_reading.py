@@ -9,7 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gradscale.torch import kernels
+from gradscale.torch.gathering import gather
+from gradscale.torch.gradients import read
 from gradscale.torch.kernels import interpreted, reading
+from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.kernels.reading import CHUNK, read_tensors
 from gradscale.torch.kernels.tables import TableCache
 from gradscale.torch.looks import addresses
@@ -222,3 +225,20 @@ def test_any_finite_values_have_the_sum_of_their_squares(device, numbers):
     assert squares == pytest.approx(
         math.fsum(x * x for x in tensor.tolist()), rel=CLOSE
     )
+
+
+LONG_AND_SHORT = (3 * CHUNK, 4)
+
+
+def test_lists_that_are_read_together_have_tables_of_their_own(device):
+    # Of one kind and equally long, as sharded tensors beside whole ones.
+    params = [torch.nn.Parameter(torch.zeros(n, device=device)) for n in LONG_AND_SHORT]
+    for param, value in zip(params, (3.0, 2.0), strict=True):
+        param.grad = torch.full_like(param, value)
+    params[0].grad[-1] = 5.0
+    gradients = gather(params, allow_fp16=False, copies={id(params[1]): 2.0})
+    ours = read(gradients, device, 2.0, Reader("triton"))
+    plain = read(gradients, device, 2.0)
+    assert len(ours.kinds) == 2
+    assert ours.amax() == plain.amax() == 5.0
+    torch.testing.assert_close(ours.norm, plain.norm, check_dtype=False)

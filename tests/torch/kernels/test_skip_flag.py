@@ -1,8 +1,13 @@
 """The flag that answers for torch's kernel, and the calls that it leaves to torch."""
 
+import copy
+
 import pytest
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
+from gradscale.torch.kernels import standing_in
+from gradscale.torch.kernels.lists import AdamHow
 from gradscale.torch.kernels.standing_in import SkipFlag, StandIn
 from tests.torch.kernels.stood_in import (
     ADAMW,
@@ -12,7 +17,9 @@ from tests.torch.kernels.stood_in import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("few_are_many")
 MANY = 5
+HOW = AdamHow(0.1, 0.9, 0.99, 1e-8, 0.0, decoupled=True, maximize=False)
 
 
 def flag_of(device, value=1.0):
@@ -37,15 +44,62 @@ def test_a_flag_is_a_plain_tensor_in_all_other_calls(device):
     assert [count.item() for count in counts[:3]] == [0.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize("kind", ["sgd", "own", "derived"])
-def test_other_optimizers_get_the_plain_flag(device, kind):
-    class Derived(ADAMW):
-        """What it does with a flag is not known."""
+class Derived(ADAMW):
+    """What it does with a flag is not known."""
 
-    make = {"sgd": torch.optim.SGD, "derived": Derived, "own": torch.optim.RMSprop}
-    optimizer = make[kind]([torch.nn.Parameter(torch.ones(1, device=device))], lr=0.1)
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, Derived])
+def test_other_optimizers_get_the_plain_flag(device, kind):
+    param = torch.nn.Parameter(torch.ones(1, device=device))
     flag = torch.tensor(1.0, device=device)
-    assert StandIn("triton").flag(optimizer, flag) is flag
+    assert StandIn("triton").flag(kind([param], lr=0.1), flag) is flag
+
+
+def test_copies_of_a_flag_are_plain(device, tmp_path):
+    flag, plain = flag_of(device)
+    assert type(copy.deepcopy(flag)) is torch.Tensor
+    assert torch.equal(copy.deepcopy(flag), plain)
+    torch.save({"found": flag}, tmp_path / "hook.pt")
+    found = torch.load(tmp_path / "hook.pt")["found"]
+    assert type(found) is torch.Tensor
+    assert torch.equal(found, plain)
+
+
+def test_hooks_see_the_flag_and_may_change_it(device):
+    optimizer, stand_in = optimizer_of(ADAMW, device), StandIn("triton")
+    before = [param.detach().clone() for param in params_of(optimizer)]
+    seen = []
+
+    def skipped(optimizer, args, kwargs):
+        seen.append(optimizer.found_inf.item())
+        optimizer.found_inf.fill_(1.0)
+
+    optimizer.register_step_pre_hook(skipped)
+    trained(optimizer, stand_in, steps=2)
+    assert seen == [1.0, 0.0]
+    assert all(map(torch.equal, params_of(optimizer), before))
+    assert {optimizer.state[p]["step"].item() for p in params_of(optimizer)} == {0.0}
+
+
+def test_a_torch_that_takes_counts_back_otherwise_does_it_by_itself(device):
+    optimizer, stand_in = optimizer_of(ADAMW, device, sizes=((4,),)), StandIn("triton")
+    trained(optimizer, stand_in)
+    (param,) = params_of(optimizer)
+    state = optimizer.state[param]
+    counts = [state["step"]]
+    lists = [[param], [param.grad], [state["exp_avg"]], [state["exp_avg_sq"]], []]
+    flag = stand_in.flag(optimizer, torch.ones((), device=device))
+    before = state["step"].item()
+    for take_back in (
+        lambda: torch._foreach_add_(counts, [flag], alpha=-1),
+        lambda: torch._foreach_sub_(list(counts), [flag]),
+        lambda: torch._foreach_sub_(self=counts, other=[flag]),
+        lambda: torch._foreach_sub_(counts, [flag]),
+    ):
+        torch._foreach_add_(counts, 1)
+        assert stand_in.step_([*lists, counts], HOW, None, flag) is not None
+        take_back()
+        assert state["step"].item() == before
 
 
 def test_plain_operations_get_the_plain_flag(device):
@@ -67,6 +121,14 @@ def test_other_dtypes_are_left_to_torch(device, dtype):
     assert left_to_torch(*pair)
 
 
+def test_a_little_is_left_to_torch(device, monkeypatch):
+    monkeypatch.setattr(standing_in, "FEW", 4)
+    assert left_to_torch(*(optimizer_of(ADAMW, device) for _ in range(2)))
+    monkeypatch.setattr(standing_in, "LITTLE", 1000)
+    seen = trained(optimizer_of(ADAMW, device), StandIn("triton"))
+    assert "_fused_adamw_" not in seen
+
+
 def test_a_group_with_an_empty_tensor_is_left_to_torch(device):
     pair = (optimizer_of(ADAMW, device, sizes=((3, 0, 5),)) for _ in range(2))
     assert left_to_torch(*pair)
@@ -86,6 +148,32 @@ def test_tensors_of_other_classes_are_left_to_torch(device):
         return optimizer
 
     assert left_to_torch(made(), made())
+
+
+def lists_of(device):
+    """Return what torch hands to its kernel for two parameters."""
+    shaped = [[torch.ones(4, device=device) for _ in range(2)] for _ in range(4)]
+    return [*shaped, [], [torch.ones((), device=device) for _ in range(2)]]
+
+
+def is_stepped(lists, device):
+    """Return whether these are not left to torch."""
+    flag, _ = flag_of(device, 0.0)
+    return flag.stand_in.step_(lists, HOW, None, flag) is not None
+
+
+def test_gradients_of_other_classes_are_left_to_torch(device):
+    lists = lists_of(device)
+    assert is_stepped(lists, device)
+    # It has no memory: its elements lie in another tensor.
+    lists[1][1] = AsyncCollectiveTensor(lists[1][1])
+    assert not is_stepped(lists, device)
+
+
+def test_counts_that_are_one_and_the_same_are_left_to_torch(device):
+    lists = lists_of(device)
+    lists[-1] = lists[-1][:1] * 2
+    assert not is_stepped(lists, device)
 
 
 @pytest.mark.parametrize("change", ["settings", "lists"])

@@ -27,6 +27,8 @@ from tests.torch.kernels.stood_in import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("few_are_many")
+
 SETTINGS = {
     "defaults": {},
     "decay": {"weight_decay": 0.1},

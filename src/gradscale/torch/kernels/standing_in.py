@@ -2,12 +2,14 @@
 
 Torch's are launched for every few tensors, and the counts of steps are taken back by
 one more launch for every 64 of them, whether the step was skipped or not. What stands
-in computes the same bits in one launch. All else is left to torch's optimizer: groups,
-state, hooks. It hands its lists to its kernel together with the flag, and the flag
-answers the call.
+in takes one launch for a group of parameters and one for its counts, and computes the
+same bits. All else is left to torch's optimizer: groups, state, hooks. It hands its
+lists to its kernel together with the flag, and the flag answers the call.
 """
 
-from typing import Any, NamedTuple
+import copy
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +17,13 @@ from torch import Tensor
 from gradscale.torch import looks
 from gradscale.torch.kernels import Kernels, fall_back, on, usable
 from gradscale.torch.kernels.lists import AdamHow
-from gradscale.torch.kernels.plans import Plans
-from gradscale.torch.kernels.tables import capturing, keep_for_graphs
+from gradscale.torch.kernels.plans import in_step
+from gradscale.torch.kernels.tables import (
+    Table,
+    TableCache,
+    capturing,
+    keep_for_graphs,
+)
 
 # Torch's own classes: of others it is not known what they do with a flag.
 _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
@@ -27,8 +34,9 @@ _LISTS = 6
 _NUMBERS = "lr", "beta1", "beta2", "eps", "weight_decay"
 _SETTINGS = {*_NUMBERS, "amsgrad", "maximize", "grad_scale", "found_inf"}
 _PLAIN = {Tensor, torch.nn.Parameter}
-# Plans that are kept; more than most optimizers have groups.
-KEPT = 64
+# So few tensors and elements are one launch for torch as well, and for the host its
+# way is the shorter one.
+FEW, LITTLE = 32, 2**22
 
 
 def stands_in(optimizer: Any, kernels: Kernels, device: torch.device) -> bool:
@@ -41,9 +49,9 @@ class StandIn:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        # By the address of a group's first parameter.
+        # By the address of the first parameter: groups of this step, and of the last.
         self._groups: dict[int, _Group] = {}
-        self._betas: dict[tuple[float, float, torch.device], Tensor] = {}
+        self._before: dict[int, _Group] = {}
 
     def flag(self, optimizer: Any, found_inf: Tensor) -> Tensor:
         """Return what to hand to the optimizer as `found_inf`: this, or a `SkipFlag`.
@@ -54,19 +62,20 @@ class StandIn:
         """
         if not stands_in(optimizer, self._kernels, found_inf.device):
             return found_inf
+        self._before, self._groups = self._groups, {}
         flag = found_inf.as_subclass(SkipFlag)
         flag.stand_in = self
-        flag.counted = None
+        flag.stepped = None
         return flag
 
     def step_(
         self,
-        lists: tuple[list[Tensor], ...],
+        lists: Sequence[list[Tensor]],
         how: AdamHow,
         grad_scale: Tensor | None,
         found_inf: Tensor,
-    ) -> bool:
-        """Step as torch's kernel does, or take back the counts; return whether it did.
+    ) -> Table | None:
+        """Step as torch's kernel does; return the table, None if nothing was done.
 
         Args:
             lists: Parameters, gradients, exp_avg, exp_avg_sq, max_exp_avg_sq or
@@ -75,78 +84,115 @@ class StandIn:
             grad_scale: f32[], what the gradients are divided by; None to leave them.
             found_inf: f32[], on the device of all lists.
         """
-        *shaped, steps = (one for one in lists if one)
-        if not _are_plain(shaped, steps, found_inf):
-            return False
+        lists = [one for one in lists if one]
+        if _is_little(lists[0]) or not _are_plain(lists, found_inf):
+            return None
+        params, grads = lists[:2]
         try:
             # Here, for Triton may be missing.
             from gradscale.torch.kernels import fused_adam
 
             with on(found_inf.device):
-                plans, (params, *states, steps) = self._group_of([*shaped, steps])
-                shaped = [params, shaped[1], *states]
-                table, rest = plans.of(shaped, steps, fused_adam.CHUNK)
-                if table is None or rest:
-                    return False
-                amsgrad = len(shaped) == _LISTS - 1
-                powers = self._betas_of(how, found_inf.device).pow(steps[0])
+                group = self._group_of(params[0], fused_adam.CHUNK)
+                table = group.table(lists)
+                if table is None:
+                    return None
+                powers = group.betas(how).pow(lists[-1][0])
+                amsgrad = len(lists) == _LISTS
                 fused_adam.adam_(
                     table, how, powers, grad_scale, found_inf, amsgrad=amsgrad
                 )
+        except torch.OutOfMemoryError:
+            # Torch's kernel needs no memory.
+            return None
+        except Exception as error:
+            # A launch that failed has written nothing.
+            fall_back(error, self._kernels)
+            return None
+        # Autograd has not seen the writes.
+        looks.note_writes(params if grad_scale is None else params + grads)
+        return table
+
+    def take_back_(self, table: Table, found_inf: Tensor) -> bool:
+        """Subtract the flag from the counts in one launch; return whether it did."""
+        from gradscale.torch.kernels.counting import take_back_
+
+        try:
+            with on(found_inf.device):
+                take_back_(table, table.cells.shape[0] - 1, found_inf)
         except Exception as error:
             # A launch that failed has written nothing.
             fall_back(error, self._kernels)
             return False
-        # Autograd has not seen the writes.
-        looks.note_writes(shaped[0] if grad_scale is None else shaped[0] + shaped[1])
         return True
 
-    def _group_of(self, lists: list[list[Tensor]]) -> "_Group":
-        """Return what is kept of a group, with lists that hold what these hold.
-
-        Torch makes its lists anew in each step, and plans know a list by itself.
-        """
-        # Gradients come and go: they are not kept alive.
-        lists = [*lists[:1], *lists[2:]]
-        begin = lists[0][0].data_ptr()
-        old = self._groups.get(begin)
-        if old is not None and len(old.lists) == len(lists):
-            pairs = zip(lists, old.lists, strict=True)
-            lists = [was if looks.same(now, was) else now for now, was in pairs]
-        elif len(self._groups) >= KEPT:
-            self._groups.clear()
-        self._groups[begin] = _Group(Plans() if old is None else old.plans, lists)
-        return self._groups[begin]
-
-    def _betas_of(self, how: AdamHow, device: torch.device) -> Tensor:
-        """Return f32[2] on the device. No host sync."""
-        key = how.beta1, how.beta2, device
-        betas = self._betas.get(key)
-        if betas is None:
-            betas = torch.empty(2, dtype=torch.float32, device=device)
-            betas[0].fill_(how.beta1)
-            betas[1].fill_(how.beta2)
-            if capturing(device):
-                # Only a replay fills it: nobody else may use it.
-                return betas
-            if len(self._betas) >= KEPT:
-                self._betas.clear()
-            self._betas[key] = betas
-        elif capturing(device):
-            keep_for_graphs(betas)
-        return betas
+    def _group_of(self, first: Tensor, chunk: int) -> "_Group":
+        """Return what is kept of the group that begins with this parameter."""
+        begin = first.data_ptr()
+        group = self._groups.get(begin) or self._before.get(begin)
+        if group is None:
+            group = _Group(first.device, chunk)
+        self._groups[begin] = group
+        return group
 
 
-class _Group(NamedTuple):
-    """What is kept of a group of parameters.
+class _Group:
+    """What is kept of a group of parameters: numbers and tables, but no tensor of it.
 
-    Attributes:
-        plans: Of its tables.
-        lists: Parameters, states and steps.
+    Args:
+        device: Where all of it is.
+        chunk: How many elements a program works on.
     """
 
-    plans: Plans
-    lists: list[list[Tensor]]
+    def __init__(self, device: torch.device, chunk: int) -> None:
+        self._device = device
+        self._cache = TableCache(device, chunk)
+        self._rows: list[looks.Numbers] = []
+        self._numels = looks.numbers(())
+        self._rates: tuple[float, float] | None = None
+        self._betas = torch.empty(0)
+
+    def table(self, lists: Sequence[list[Tensor]]) -> Table | None:
+        """Return a table with a row for each list; None if it cannot be walked.
+
+        No host sync.
+
+        Args:
+            lists: Of f32 tensors; parameters first, gradients second, counts last.
+        """
+        rows = [looks.addresses(one) for one in lists]
+        numels = looks.numbers(map(Tensor.numel, lists[0]))
+        # Gradients may come to lie elsewhere in every step, the others do not.
+        known = rows[:1] + rows[2:] == self._rows[:1] + self._rows[2:]
+        shaped = lists[:-1]
+        if not (
+            known
+            and numels == self._numels
+            and all(all(map(Tensor.is_contiguous, one)) for one in shaped)
+        ):
+            kinds = [(one[0].dtype, one[0].device) for one in shaped]
+            alike = (in_step(one, kinds) for one in zip(*shaped, strict=True))
+            # Two programs would count at one place.
+            shared = len({*rows[-1]}) < len(rows[-1])
+            if 0 in numels or shared or not all(alike):
+                return None
+        self._rows, self._numels = rows, numels
+        return self._cache.of(numels, rows)
+
+    def betas(self, how: AdamHow) -> Tensor:
+        """Return f32[2] on the device. No host sync."""
+        rates, captured = (how.beta1, how.beta2), capturing(self._device)
+        if rates == self._rates:
+            if captured:
+                keep_for_graphs(self._betas)
+            return self._betas
+        betas = torch.empty(2, dtype=torch.float32, device=self._device)
+        betas[0].fill_(how.beta1)
+        betas[1].fill_(how.beta2)
+        if not captured:
+            # Else only a replay fills it: nobody else may use it.
+            self._rates, self._betas = rates, betas
+        return betas
 
 
 class SkipFlag(Tensor):
@@ -154,11 +200,11 @@ class SkipFlag(Tensor):
 
     Attributes:
         stand_in: Does what the kernel would do.
-        counted: The counts of the step that it has just taken, or taken back.
+        stepped: The counts of the step that it has just taken, and their table.
     """
 
     stand_in: StandIn
-    counted: list[Tensor] | None
+    stepped: tuple[list[Tensor], Table] | None
 
     @classmethod
     def __torch_function__(
@@ -170,9 +216,17 @@ class SkipFlag(Tensor):
             if not torch.compiler.is_compiling():
                 if func in _DECOUPLED and _stepped(_DECOUPLED[func], args, kwargs):
                     return None
-                if func == torch._foreach_sub_ and _taken_back(*args):
+                if func == torch._foreach_sub_ and _taken_back(args, kwargs):
                     return None
             return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        """Return a plain tensor."""
+        return copy.deepcopy(self.as_subclass(Tensor), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Save a plain tensor."""
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
 
 
 def _stepped(decoupled: bool, lists: Any, settings: dict[str, Any]) -> bool:
@@ -188,31 +242,41 @@ def _stepped(decoupled: bool, lists: Any, settings: dict[str, Any]) -> bool:
         return False
     maximize = settings["maximize"]
     how = AdamHow(lr, beta1, beta2, eps, weight_decay, decoupled, maximize)
-    if not flag.stand_in.step_(lists, how, grad_scale, flag):
-        return False
-    flag.counted = lists[-1]
-    return True
+    table = flag.stand_in.step_(lists, how, grad_scale, flag)
+    flag.stepped = None if table is None else (lists[-1], table)
+    return table is not None
 
 
-def _taken_back(steps: Any = None, flags: Any = None, *others: Any) -> bool:
-    """Return whether torch is about to take back counts that are right already."""
-    if others or not isinstance(flags, list) or not flags:
+def _taken_back(args: Any, kwargs: Any) -> bool:
+    """Take back the counts of the step before, if it was skipped; return whether.
+
+    Called otherwise than after that step, torch does it by itself.
+    """
+    if kwargs or len(args) != 2 or not isinstance(args[1], list) or not args[1]:
         return False
+    steps, flags = args
     flag = flags[0]
-    if type(flag) is not SkipFlag or flag.counted is None or steps is not flag.counted:
+    if type(flag) is not SkipFlag or flag.stepped is None:
         return False
-    return len(flags) == len(steps) and all(one is flag for one in flags)
+    counts, table = flag.stepped
+    alike = len(flags) == len(counts) and all(one is flag for one in flags)
+    return steps is counts and alike and flag.stand_in.take_back_(table, flag)
 
 
-def _are_plain(shaped: list[list[Tensor]], steps: list[Tensor], flag: Tensor) -> bool:
+def _is_little(params: list[Tensor]) -> bool:
+    return len(params) <= FEW and sum(map(Tensor.numel, params)) <= LITTLE
+
+
+def _are_plain(lists: Sequence[list[Tensor]], flag: Tensor) -> bool:
     """Return whether these can be walked by their addresses, all of them f32.
 
     Within a list, torch has seen to it that all are of one device and dtype.
     """
-    device = flag.device
-    firsts = [one[0] for one in [*shaped, steps]]
-    return {*map(type, shaped[0])} <= _PLAIN and all(
-        one.dtype is torch.float32 and one.device == device for one in firsts
+    return all(
+        {*map(type, one)} <= _PLAIN
+        and one[0].dtype is torch.float32
+        and one[0].device == flag.device
+        for one in lists
     )
 
 
