@@ -259,7 +259,7 @@ def _taken_back(args: Any, kwargs: Any) -> bool:
     if type(flag) is not SkipFlag or flag.stepped is None:
         return False
     counts, table = flag.stepped
-    alike = len(flags) == len(counts) and all(one is flag for one in flags)
+    alike = len(flags) == len(counts) and len({*map(id, flags)}) == 1
     return steps is counts and alike and flag.stand_in.take_back_(table, flag)
 
 
