@@ -357,9 +357,9 @@ scaler.unscale_(optimizer)
         name="gradient-cannot-be-unscaled",
         summary="A gradient cannot be read or unscaled without a wrong result",
         meaning=(
-            "A gradient has a dtype or a layout that cannot be multiplied in place, "
-            "overlaps another one's memory, or was unscaled with one optimizer and "
-            "changed before another one took it. The message names the parameter."
+            "A gradient has a dtype, a layout or a class that cannot be multiplied in "
+            "place, overlaps another one's memory, or was unscaled with one optimizer "
+            "and changed before another one took it. The message names the parameter."
         ),
         why="Unscaled anyway, some elements would be divided twice or not at all.",
         example="""\

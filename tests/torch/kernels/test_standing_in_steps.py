@@ -20,6 +20,7 @@ from tests.torch.kernels.stood_in import (
     assert_same,
     optimizer_of,
     params_of,
+    stepped,
     trained,
 )
 
@@ -29,16 +30,16 @@ pytestmark = pytest.mark.usefixtures("few_are_many")
 def test_a_state_that_is_loaded_is_gone_on_from(device):
     stand_in = StandIn("triton")
     ours, torchs = optimizer_of(ADAMW, device), optimizer_of(ADAMW, device)
-    trained(ours, stand_in)
+    stepped(ours, stand_in)
     kept = copy.deepcopy(ours.state_dict())
     weights = [p.detach().clone() for p in params_of(ours)]
-    trained(ours, stand_in)
+    stepped(ours, stand_in)
     for optimizer in (ours, torchs):
         optimizer.load_state_dict(copy.deepcopy(kept))
         with torch.no_grad():
             for param, weight in zip(params_of(optimizer), weights, strict=True):
                 param.copy_(weight)
-    trained(ours, stand_in)
+    stepped(ours, stand_in)
     trained(torchs, None)
     assert_same(ours, torchs)
 
@@ -58,7 +59,7 @@ def test_a_group_that_is_added_is_stepped(device):
 def test_gradients_are_not_kept_alive(device):
     optimizer = optimizer_of(ADAMW, device)
     stand_in = StandIn("triton")
-    trained(optimizer, stand_in)
+    stepped(optimizer, stand_in)
     grads = [weakref.ref(param.grad) for param in params_of(optimizer)]
     optimizer.zero_grad(set_to_none=True)
     assert [grad() for grad in grads] == [None] * len(SIZES)
@@ -83,12 +84,12 @@ def test_parameters_that_are_replaced_are_let_go(device, place):
     ours, torchs = optimizer_of(ADAMW, device), optimizer_of(ADAMW, device)
     stand_in, gone = StandIn("triton"), []
     for _ in range(4):
-        trained(ours, stand_in, steps=2)
+        stepped(ours, stand_in, steps=2)
         trained(torchs, None, steps=2)
         gone += replaced(ours, place)
         replaced(torchs, place)
     assert [ref() for ref in gone] == [None] * len(gone)
-    trained(ours, stand_in)
+    stepped(ours, stand_in)
     trained(torchs, None)
     assert_same(ours, torchs)
     assert len(stand_in._groups) == 1

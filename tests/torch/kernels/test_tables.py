@@ -262,6 +262,8 @@ def test_a_larger_table_gets_larger_slots(staging):
     send(staging, [1])
     send(staging, [1, 2, 3, 4, 5])
     send(staging, [6])
+    slots = [slot for slot, _ in (*staging._slots, *staging._fresh)]
+    assert max(slot.numel() for slot in slots) >= 5
 
 
 def test_the_slot_of_a_graph_lives_as_long_as_its_table_may_be_replayed(staging):
