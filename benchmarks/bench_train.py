@@ -64,6 +64,7 @@ TRAIN = {
     }.items()
 } | {
     "gradscale + own AdamW": Contestant("own", "gradscale", ours),
+    "gradscale, plain + fused": Contestant("fused", "plain", ours),
     "gradscale, recorded + fused": Contestant("fused", "recorded", ours),
     "gradscale, recorded + own AdamW": Contestant("own", "recorded", ours),
 }
