@@ -113,7 +113,7 @@ def test_a_scale_from_a_device_is_taken_within_the_bounds_only(forced, scale):
     state, ledger = _state(policy), new_ledger(CPU, 8.0)
     _settle(policy, state, ledger, _part(), forced=forced)
     assert state.scale.item() == scale
-    assert bool(ledger.refused) is (scale == 8.0)
+    assert bool(ledger.fields.refused) is (scale == 8.0)
     assert ledger.total.row[ROW.index("refused")].item() == float(scale == 8.0)
 
 
@@ -130,11 +130,11 @@ def test_a_scale_can_be_set_without_a_step(forced, scale):
 def test_a_bad_loss_holds_the_state_where_asked(hold, scale):
     policy = DynamicScale(init_scale=8.0)
     state, ledger = _state(policy), new_ledger(CPU, 8.0)
-    ledger.loss_trace.fill_(float("nan"))
+    ledger.fields.loss_trace.fill_(float("nan"))
     _settle(policy, state, ledger, _part(1.0), hold=hold)
     assert state.scale.item() == scale
     assert not _record(ledger.total).loss_finite
-    assert ledger.loss_trace.item() == 0.0
+    assert ledger.fields.loss_trace.item() == 0.0
 
 
 def test_bad_steps_at_the_floor_are_counted_and_a_good_one_ends_the_count():
@@ -143,7 +143,7 @@ def test_bad_steps_at_the_floor_are_counted_and_a_good_one_ends_the_count():
     counts = []
     for skip in (1.0, 1.0, 0.0, 1.0):
         _settle(policy, state, ledger, _part(skip))
-        counts.append(ledger.floor_steps.item())
+        counts.append(ledger.fields.floor_steps.item())
     assert counts == [1.0, 2.0, 0.0, 1.0]
 
 

@@ -104,7 +104,9 @@ class Voice:
         words = say(groups, norm, ledger, self._scale, place.number())
         said = exchange(words, self._group)
         agreed = agreed_of(said, order)
-        ledger.loss_trace.copy_(torch.where(agreed.bad_loss == 0.0, 0.0, torch.nan))
+        ledger.fields.loss_trace.copy_(
+            torch.where(agreed.bad_loss == 0.0, 0.0, torch.nan)
+        )
         self._ranks.losses_are_known = True
         if host_may_act():
             self._ranks.roll_call.note(said, agreed.astray, place, self._group)

@@ -105,7 +105,8 @@ class Ledger:
     Attributes:
         debt: i32[], the part of the policy's state that torch has no name for.
         used_scale: f32[], the scale that multiplied the last loss.
-        kept: f32[len(KEPT)], the fields of `Kept`; the properties are views of it.
+        kept: f32[len(KEPT)], the fields of `Kept`.
+        fields: Views of it, made once: a view takes the host as long as a sum.
         total: The account of all optimizers together.
         ring: f32[RING, len(ROW)], its last rows: that of step s at (s - 1) % RING.
         loss: f32[], the sum of the losses of one element since the last update.
@@ -117,6 +118,7 @@ class Ledger:
     debt: Tensor
     used_scale: Tensor
     kept: Tensor
+    fields: Kept
     total: Account
     ring: Tensor
     loss: Tensor
@@ -124,31 +126,6 @@ class Ledger:
     zero: Tensor
     one: Tensor
     unasked: Tensor
-
-    @property
-    def loss_trace(self) -> Tensor:
-        """f32[], as in `Kept`."""
-        return self.kept[KEPT.index("loss_trace")]
-
-    @property
-    def uncalibrated(self) -> Tensor:
-        """f32[], as in `Kept`."""
-        return self.kept[KEPT.index("uncalibrated")]
-
-    @property
-    def grown(self) -> Tensor:
-        """f32[], as in `Kept`."""
-        return self.kept[KEPT.index("grown")]
-
-    @property
-    def floor_steps(self) -> Tensor:
-        """f32[], as in `Kept`."""
-        return self.kept[KEPT.index("floor_steps")]
-
-    @property
-    def refused(self) -> Tensor:
-        """f32[], as in `Kept`."""
-        return self.kept[KEPT.index("refused")]
 
 
 def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Account:
@@ -191,10 +168,12 @@ def new_ledger(device: torch.device, scale: float) -> Ledger:
 
     sheet = torch.zeros(_HEAD + RING * len(ROW) // 2, dtype=torch.int64, device=device)
     tally, ring = on_sheet(sheet)
+    kept = torch.zeros(len(KEPT), device=device)
     ledger = Ledger(
         debt=torch.zeros((), dtype=torch.int32, device=device),
         used_scale=number(scale),
-        kept=torch.zeros(len(KEPT), device=device),
+        kept=kept,
+        fields=Kept(*(kept[place] for place in range(len(KEPT)))),
         total=Account(row=torch.zeros(len(ROW), device=device), tally=tally),
         ring=ring,
         loss=sheet.view(torch.float32)[2 * (_HEAD - 1)],
@@ -203,7 +182,7 @@ def new_ledger(device: torch.device, scale: float) -> Ledger:
         one=number(1.0),
         unasked=number(-1.0),
     )
-    ledger.uncalibrated.fill_(1.0)
+    ledger.fields.uncalibrated.fill_(1.0)
     return ledger
 
 

@@ -54,7 +54,7 @@ def note_plainly_(
     """Note the same by plain operations."""
     trace = trace_of(output)
     if trace is not None:
-        ledger.loss_trace.add_(moved(trace, scale.device))
+        ledger.fields.loss_trace.add_(moved(trace, scale.device))
     ledger.used_scale.copy_(scale)
     if is_a_loss(output):
         loss = moved(output.detach().reshape(()), ledger.loss.device)

@@ -41,9 +41,9 @@ class Resumed:
     def enter(self, ledger: Ledger) -> None:
         """Write all of it into the ledger."""
         ledger.debt.fill_(self.debt)
-        ledger.floor_steps.fill_(float(self.floor_steps))
-        ledger.uncalibrated.fill_(float(not self.calibrated))
-        ledger.grown.fill_(float(self.grown))
+        ledger.fields.floor_steps.fill_(float(self.floor_steps))
+        ledger.fields.uncalibrated.fill_(float(not self.calibrated))
+        ledger.fields.grown.fill_(float(self.grown))
         ledger.total.set_tally(*self.total())
 
     def total(self) -> tuple[int, int]:
@@ -106,9 +106,9 @@ def saved_of(scaler: "GradScaler") -> Saved:
     return Saved(
         **facts,
         debt=int(ledger.debt.item()),
-        floor_steps=int(ledger.floor_steps.item()),
-        calibrated=not ledger.uncalibrated.item(),
-        grown=bool(ledger.grown.item()),
+        floor_steps=int(ledger.fields.floor_steps.item()),
+        calibrated=not ledger.fields.uncalibrated.item(),
+        grown=bool(ledger.fields.grown.item()),
         tallies=tuple(tallies),
     )
 

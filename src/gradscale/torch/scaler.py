@@ -432,10 +432,10 @@ class GradScaler(torch.amp.GradScaler):
                 norms.append(step.reading.norm * factor)
         if not norms:
             return torch.zeros_like(scale)
-        norm = combine_norms(norms, norm_type)
+        norm = combine_norms(norms, norm_type).float()
         for step, factor in steps:
             self._clip_step(step, clip_of(norm, max_norm, factor))
-        return norm.float()
+        return norm
 
     def _clip_step(self, step: OpenStep, clip: Clip) -> None:
         step.clip, step.decision = clip.after(step.clip), None
@@ -722,7 +722,7 @@ class GradScaler(torch.amp.GradScaler):
         else:
             self._iteration.forget(optimizer)
         if not self._iteration.steps and self._ledger is not None:
-            self._ledger.loss_trace.zero_()
+            self._ledger.fields.loss_trace.zero_()
         self._monitor.meter.forget()
 
     @property

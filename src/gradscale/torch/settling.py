@@ -10,7 +10,7 @@ from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.state import FixedState, Observed, ScaleState
 from gradscale.torch.gradients import largest
 from gradscale.torch.kernels import Kernels, fall_back, usable
-from gradscale.torch.ledger import RING, Account, Facts, Kept, Ledger
+from gradscale.torch.ledger import RING, Account, Facts, Ledger
 from gradscale.torch.mailbox import Mailbox
 from gradscale.torch.rule import move_, moves_as_torch
 
@@ -76,13 +76,11 @@ def settle(
                 mailbox.recall()
             fall_back(error, kernels)
     whole = parts[0] if alone else _together(ledger, parts)
-    kept = Kept(*ledger.kept.unbind())
-    before = state.scale.clone()
+    kept, before = ledger.fields, state.scale.clone()
     # A scale that cannot move has no floor to fall to.
     if policy.min_scale < policy.max_scale:
         stuck = whole.skip * (before <= policy.min_scale)
-        floor_steps = torch.addcmul(stuck, stuck, kept.floor_steps)
-        kept = kept._replace(floor_steps=floor_steps)
+        torch.addcmul(stuck, stuck, kept.floor_steps, out=kept.floor_steps)
     if forced_scale is not None:
         force_scale(policy, state, ledger, forced_scale)
     elif moves_as_torch(policy) and not hold_on_bad_loss:
@@ -90,17 +88,14 @@ def settle(
     else:
         _move_by_rule(policy, state, ledger, whole, hold_on_bad_loss)
     if alone:
-        _write(ledger, [whole.account], _facts(ledger, whole), kept, whole=True)
+        _write(ledger, [whole.account], _facts(ledger, whole), whole=True)
     else:
         for part in parts:
-            _write(ledger, [part.account], _facts(ledger, part), kept, whole=False)
-        _write(ledger, [], _facts(ledger, whole), kept, whole=True)
-    after = kept._replace(
-        loss_trace=ledger.zero,
-        uncalibrated=kept.uncalibrated * whole.skip,
-        grown=state.scale > before,
-    )
-    ledger.kept.copy_(torch.stack(tuple(after)))
+            _write(ledger, [part.account], _facts(ledger, part), whole=False)
+        _write(ledger, [], _facts(ledger, whole), whole=True)
+    kept.loss_trace.zero_()
+    kept.uncalibrated.mul_(whole.skip)
+    torch.gt(state.scale, before, out=kept.grown)
 
 
 def force_scale(
@@ -108,7 +103,7 @@ def force_scale(
 ) -> None:
     """Set the scale, or note that it is out of bounds. No host sync."""
     fits = (scale >= policy.min_scale) & (scale <= policy.max_scale)
-    ledger.refused.copy_(~fits)
+    ledger.fields.refused.copy_(~fits)
     state.scale.copy_(torch.where(fits, scale, state.scale))
 
 
@@ -131,7 +126,7 @@ def settle_idle(ledger: Ledger, accounts: Sequence[Account], *, whole: bool) -> 
         amax=zero,
         grad_norm=ledger.unasked,
     )
-    _write(ledger, accounts, facts, Kept(*ledger.kept.unbind()), whole=whole)
+    _write(ledger, accounts, facts, whole=whole)
     # A row counts as an update by what was read: nothing, here.
     for account in [*accounts, ledger.total] if whole else accounts:
         account.tally[0].add_(1)
@@ -147,7 +142,7 @@ def _move_by_rule(
     seen = Observed(
         finite=whole.skip == 0.0,
         amax=ledger.zero if whole.amax is None else whole.amax,
-        loss_finite=ledger.loss_trace == 0.0,
+        loss_finite=ledger.fields.loss_trace == 0.0,
     )
     # mypy cannot see that the state is of the policy's own type.
     moved: Any = policy.next_state(state, seen, torch.where)  # type: ignore[arg-type]
@@ -192,15 +187,10 @@ def _facts(ledger: Ledger, part: Part) -> Facts:
 
 
 def _write(
-    ledger: Ledger,
-    accounts: Sequence[Account],
-    facts: Facts,
-    kept: Kept,
-    *,
-    whole: bool,
+    ledger: Ledger, accounts: Sequence[Account], facts: Facts, *, whole: bool
 ) -> None:
     """Write a row and count it, for the accounts and, if `whole`, for the total."""
-    row = torch.stack((*facts, *kept))
+    row = torch.stack((*facts, *ledger.fields))
     if whole:
         accounts = [*accounts, ledger.total]
         place = ledger.total.tally[:1] % RING

@@ -14,7 +14,7 @@ from gradscale.errors import ConfigError
 from gradscale.torch.chronicle import Chronicle
 from gradscale.torch.devices import host_may_act, moved
 from gradscale.torch.gradients import largest
-from gradscale.torch.ledger import RING, Facts, Kept, Ledger, new_ledger
+from gradscale.torch.ledger import RING, Facts, Ledger, new_ledger
 from gradscale.torch.mailbox import LAG, Mailbox
 from gradscale.torch.meter import Meter
 from gradscale.torch.peeking import Peek, named_peaks, peek, values_of
@@ -208,7 +208,7 @@ class Watch:
         # Its scale has fitted before.
         self._resumed = True
         if self._ledger is not None:
-            self._ledger.uncalibrated.zero_()
+            self._ledger.fields.uncalibrated.zero_()
         return returned
 
     def _saw_update(self, *args: Any, **kwargs: Any) -> Any:
@@ -228,10 +228,10 @@ class Watch:
             return None
         if self._ledger is None:
             self._ledger = new_ledger(scale.device, 1.0)
-            self._ledger.uncalibrated.fill_(float(not self._resumed))
+            self._ledger.fields.uncalibrated.fill_(float(not self._resumed))
         home, ledger = scale.device, self._ledger
         for trace in self._traces:
-            ledger.loss_trace.add_(moved(trace, home))
+            ledger.fields.loss_trace.add_(moved(trace, home))
         found = largest([moved(flag.reshape(()), home) for flag in flags]).clamp(
             0.0, 1.0
         )
@@ -254,15 +254,15 @@ class Watch:
         """Write the row of this update, and see those that have arrived."""
         ledger = self._ledger
         assert ledger is not None
-        kept = Kept(*ledger.kept.unbind())
         # Not a sum: the trace is NaN where a loss was not finite.
-        ledger.ring[self._updates % RING].copy_(torch.stack([*facts, *kept]))
+        row = torch.stack([*facts, *ledger.fields])
+        ledger.ring[self._updates % RING].copy_(row)
         self._updates += 1
         ledger.total.tally[0].add_(1)
-        ledger.loss_trace.zero_()
-        ledger.uncalibrated.mul_(facts.found)
+        ledger.fields.loss_trace.zero_()
+        ledger.fields.uncalibrated.mul_(facts.found)
         raised = self._scaler._scale.reshape(()) > facts.scale
-        ledger.grown.copy_(raised)
+        ledger.fields.grown.copy_(raised)
         peeks = list(self._peeks.values())
         losses = [moved(loss, ledger.loss.device) for loss in self._losses]
         if losses:

@@ -45,7 +45,7 @@ def say(
     words = [
         *peaks.values(),
         zero if norm is None else norm.double(),
-        (ledger.loss_trace != 0.0).double(),
+        (ledger.fields.loss_trace != 0.0).double(),
         one if refuses else zero,
         ledger.total.tally[0].double(),
         scale.double(),

@@ -27,8 +27,8 @@ class Books:
         return None if value is None else torch.tensor(value, device=self.device)
 
     def end(self, skip=0.0, *, found=None, hold=False, stepped=True, **facts):
-        self.ledger.loss_trace.fill_(facts.get("loss_trace", 0.0))
-        self.ledger.refused.fill_(facts.get("refused", 0.0))
+        self.ledger.fields.loss_trace.fill_(facts.get("loss_trace", 0.0))
+        self.ledger.fields.refused.fill_(facts.get("refused", 0.0))
         part = Part(
             account=self.account,
             scale=self.number(facts.get("scale", 8.0)),

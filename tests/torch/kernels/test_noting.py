@@ -34,14 +34,14 @@ def test_the_first_loss_replaces_whatever_was_there(device, first):
     ledger.loss.fill_(NAN)
     noting.note_(torch.tensor(2.0, device=device), ledger.one, ledger, first)
     assert repr(ledger.loss.item()) == ("2.0" if first else "nan")
-    assert ledger.loss_trace.item() == 0.0
+    assert ledger.fields.loss_trace.item() == 0.0
 
 
 def test_a_loss_that_only_f64_holds_is_finite(device):
     ledger = new_ledger(device, 8.0)
     loss = torch.tensor(1e300, dtype=torch.float64, device=device)
     noting.note_(loss, ledger.one, ledger, first=True)
-    assert (ledger.loss_trace.item(), ledger.loss.item()) == (0.0, INF)
+    assert (ledger.fields.loss_trace.item(), ledger.loss.item()) == (0.0, INF)
 
 
 class Subclass(torch.Tensor):
