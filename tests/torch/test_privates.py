@@ -125,6 +125,19 @@ def test_check_inf_per_device_reads_and_writes_nothing(grad, flag):
     assert param.grad.tolist() == [8.0 * grad] * 2
 
 
+def test_a_check_of_ones_own_leaves_the_unscaling_to_the_optimizer():
+    class Own(GradScaler):
+        def _check_inf_per_device(self, optimizer):
+            found = {torch.device("cpu"): torch.zeros(())}
+            self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
+            return found
+
+    scaler, param = Own("cpu", init_scale=8.0), parameter(2)
+    before = param.tolist()
+    iterate(scaler, SGD([param], lr=1.0, fused=True), param, 1.0)
+    assert param.tolist() == [value - 1.0 for value in before]
+
+
 @pytest.mark.parametrize("place", [0, 1, 6])
 @pytest.mark.parametrize("bad", [INF, NAN])
 def test_unscale_grads_multiplies_and_returns_flags(place, bad):

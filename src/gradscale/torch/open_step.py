@@ -51,6 +51,8 @@ class OpenStep:
         norm_found: f32[], 1 if a norm was not usable on any rank, else 0.
         amax: f32[], the largest magnitude on any rank.
         multiplier: f32[], what the gradients were or were to be multiplied by.
+        divisor: f32[], what an optimizer that unscales itself is to divide by; None
+            before it was judged.
         scale: f32[], the scale behind the gradients where it is not the one that
             multiplied the last loss.
         unscaled_before: It was unscaled before an update, and is taken up after it.
@@ -76,6 +78,7 @@ class OpenStep:
     norm_found: Tensor | None = None
     amax: Tensor | None = None
     multiplier: Tensor | None = None
+    divisor: Tensor | None = None
     scale: Tensor | None = None
     unscaled_before: bool = False
     skip: Tensor | None = None

@@ -252,11 +252,9 @@ class GradScaler(torch.amp.GradScaler):
             return
         if state["stage"] is not OptState.READY:
             raise guards.unscaled_before(state["stage"] is OptState.STEPPED)
+        self._read_and_judge(step, self._allow_fp16)
         state["found_inf_per_device"] = self._unscale_grads_(
-            optimizer,
-            self._judged_multiplier(step, self._allow_fp16),
-            None,
-            self._allow_fp16,
+            optimizer, self._multiplier(step), None, self._allow_fp16
         )
         state["stage"] = OptState.UNSCALED
         step.decision = None
@@ -285,9 +283,12 @@ class GradScaler(torch.amp.GradScaler):
         """Read the gradients and write nothing; the optimizer itself unscales."""
         self._check_scale_growth_tracker("_check_inf_per_device")
         step = self._open_step(optimizer)
-        multiplier = self._judged_multiplier(step, True)
-        divisor = None if step.decision is not None else self._grad_scale(step)
-        found = self._look(step, multiplier, None, True, divisor)
+        self._read_and_judge(step, True)
+        step.divisor = self._grad_scale(step)
+        if step.decision is not None:
+            found = self._look(step, step.decision.multiplier, None, True)
+        else:
+            found = self._look(step, inverse(step.divisor), None, True, step.divisor)
         self._sample(step)
         self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
         return found
@@ -329,14 +330,13 @@ class GradScaler(torch.amp.GradScaler):
         if not told and len(found) == 1 and host_may_act():
             step.flag = Flag.start(next(iter(found.values())))
 
-    def _judged_multiplier(self, step: OpenStep, allow_fp16: bool) -> Tensor:
-        """Read the gradients and let a kernel judge them; return the multiplier."""
+    def _read_and_judge(self, step: OpenStep, allow_fp16: bool) -> None:
+        """Read the gradients and let a kernel judge them, if it can."""
         scale, _ = self._books("unscale_")
         step.read(allow_fp16=allow_fp16, home=scale.device)
         if step.decision is None:
             step.decide(self._scale_behind(step), None)
         step.just_read = True
-        return self._multiplier(step)
 
     def _multiplier(self, step: OpenStep) -> Tensor:
         """Return what turns this step's gradients into unscaled and clipped ones."""
@@ -543,7 +543,9 @@ class GradScaler(torch.amp.GradScaler):
             return None
         grad_scale = leftover = None
         if state["stage"] is OptState.READY:
-            grad_scale = self._grad_scale(step)
+            # Not there if somebody has overridden the check.
+            told = step.divisor is not None
+            grad_scale = step.divisor if told else self._grad_scale(step)
             left = found_inf if way is Way.FUSED else ledger.one
             leftover = left, self._scale_behind(step)
         seen = step.seen() if way is Way.OWN and leftover is not None else None
