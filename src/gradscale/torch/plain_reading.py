@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import compress
 from operator import not_
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,30 @@ CHUNK = 2**20
 Peaks = Callable[[], Tensor]
 
 
+class _Split(NamedTuple):
+    """Which of some tensors are read through a copy.
+
+    Attributes:
+        is_small: For each tensor, whether it is.
+        small, large: The places of both sorts.
+        sizes: How many elements each of the small ones has.
+    """
+
+    is_small: list[bool]
+    small: list[int]
+    large: list[int]
+    sizes: list[int]
+
+
+# The same gradients come in every step.
+@lru_cache(maxsize=64)
+def _split(numels: tuple[int, ...]) -> _Split:
+    is_small = [numel < SMALL for numel in numels]
+    small = list(compress(range(len(numels)), is_small))
+    large = list(compress(range(len(numels)), map(not_, is_small)))
+    return _Split(is_small, small, large, [numels[place] for place in small])
+
+
 def read_on_device(
     tensors: list[Tensor], norm_type: float | None
 ) -> tuple[Tensor, Peaks, Tensor | None]:
@@ -29,20 +55,23 @@ def read_on_device(
 
     No host sync. Many small tensors are read through a copy.
     """
-    is_small = [tensor.numel() < SMALL for tensor in tensors]
-    if sum(is_small) <= FEW or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return _read_each(tensors, norm_type)
-    small = list(compress(tensors, is_small))
-    # Not the tensors themselves, which would be kept alive for the peaks.
-    sizes = [tensor.numel() for tensor in small]
-    flat = torch._utils._flatten_dense_tensors(small)
-    large = compress(tensors, map(not_, is_small))
+    split = _split(tuple(map(Tensor.numel, tensors)))
+    if len(split.small) <= FEW:
+        return _read_each(tensors, norm_type)
+    flat = torch._utils._flatten_dense_tensors([tensors[i] for i in split.small])
+    large = [tensors[i] for i in split.large]
     peak, each, norm = _read_each([flat, *large], norm_type)
 
+    # Without the tensors themselves, which it would keep alive.
     def peaks() -> Tensor:
-        smalls = iter(torch._foreach_norm(list(flat.split(sizes)), math.inf))
+        smalls = iter(torch._foreach_norm(list(flat.split(split.sizes)), math.inf))
         larges = iter(each()[1:])
-        mixed = [next(smalls).to(peak.dtype) if s else next(larges) for s in is_small]
+        mixed = [
+            next(smalls).to(peak.dtype) if is_small else next(larges)
+            for is_small in split.is_small
+        ]
         return torch.stack(mixed)
 
     return peak, peaks, norm
