@@ -79,12 +79,17 @@ class Account:
         tally: i64[3], updates, steps asked for, steps skipped.
         start: The updates that the tally was last set to, on the host.
         starts: How often it was set.
+        line, flags: Views of the row, made once as those of the ledger: the row as
+            f32[1, len(ROW)], and its first three.
     """
 
     row: Tensor
     tally: Tensor
     start: int = 0
     starts: int = 0
+
+    def __post_init__(self) -> None:
+        self.line, self.flags = self.row.unsqueeze(0), self.row[:3]
 
     def set_tally(self, applied: int, skipped: int) -> None:
         """Set the counts in place."""

@@ -190,14 +190,17 @@ def _write(
     ledger: Ledger, accounts: Sequence[Account], facts: Facts, *, whole: bool
 ) -> None:
     """Write a row and count it, for the accounts and, if `whole`, for the total."""
-    row = torch.stack((*facts, *ledger.fields))
     if whole:
         accounts = [*accounts, ledger.total]
+    first, *others = accounts
+    torch.stack((*facts, *ledger.fields), out=first.row)
+    if whole:
         place = ledger.total.tally[:1] % RING
-        ledger.ring.index_copy_(0, place, row.unsqueeze(0))
+        ledger.ring.index_copy_(0, place, first.line)
     # A tally counts the first fields of a row.
-    counts = row[:3].long()
-    torch._foreach_copy_([account.row for account in accounts], [row] * len(accounts))
+    counts = first.flags.long()
     torch._foreach_add_(
         [account.tally for account in accounts], [counts] * len(accounts)
     )
+    for account in others:
+        account.row.copy_(first.row)
