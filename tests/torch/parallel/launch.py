@@ -48,6 +48,11 @@ def seen_by(module, ranks, folder, timeout=280):
         for process in running:
             process.kill()
             process.wait()
+    return written_in(folder, module, ranks)
+
+
+def written_in(folder, module, ranks):
+    """Return what the processes saw that have run in this folder, by case."""
     seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
     cases = importlib.import_module(module).CASES
     return {name: [one.get(name) for one in seen] for name in cases}
