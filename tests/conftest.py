@@ -17,3 +17,8 @@ def pytest_collection_finish():
     """Let no collection look again at what stays: half a second each time."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_sessionfinish():
+    """Let it be looked at once more: JAX tells of what is never freed."""
+    gc.unfreeze()
