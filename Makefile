@@ -2,8 +2,7 @@
 PYTHON ?= python3
 # Relative on purpose: the clone's path may hold a space.
 PY := .venv/bin/python
-# Python compiles what is imported, pip all there is: a minute.
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INPUTS := pyproject.toml constraints.txt Makefile
 
 .PHONY: demo test lint bench parity format docs

@@ -3,7 +3,6 @@
 `HYPOTHESIS_PROFILE=explore make test` draws new examples, and more of them.
 """
 
-import gc
 import os
 
 from hypothesis import settings
@@ -11,14 +10,3 @@ from hypothesis import settings
 settings.register_profile("steady", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
-
-
-def pytest_collection_finish():
-    """Let no collection look again at what stays: half a second each time."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_sessionfinish():
-    """Let it be looked at once more: JAX tells of what is never freed."""
-    gc.unfreeze()
