@@ -35,6 +35,7 @@ class OpenStep:
         names: Where its parameters' names are looked up.
         reader: What reads its gradients by kernels; None for plain operations.
         voice: How to speak to the ranks that decide together; None for one alone.
+        furnished: Reader and voice are there, as far as there are any.
         gradients: As last gathered; None before that.
         accepts_fp16: They were gathered with f16 ones accepted.
         reading: What they showed when they were last read.
@@ -65,6 +66,7 @@ class OpenStep:
     names: tuple[Any, ...] = ()
     reader: Reader | None = None
     voice: Voice | None = None
+    furnished: bool = False
     gradients: Gradients | None = None
     accepts_fp16: bool = False
     reading: Reading | None = None

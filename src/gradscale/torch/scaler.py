@@ -941,6 +941,10 @@ class GradScaler(torch.amp.GradScaler):
 
     def _open_step(self, optimizer: Any) -> OpenStep:
         key = id(optimizer)
+        known = self._iteration.steps.get(key)
+        # Asked for in every call, and furnished once.
+        if known is not None and known.furnished:
+            return known
         if key not in self._accounts and not torch.compiler.is_compiling():
             if self._ledger is not None:
                 self._account(key)
@@ -952,9 +956,12 @@ class GradScaler(torch.amp.GradScaler):
                 weakref.finalize(optimizer, self._ranks.forget, key)
         step = self._iteration.open(optimizer, self._namer(optimizer))
         if step.reader is None and not torch.compiler.is_compiling():
-            step.reader = self._readers.setdefault(key, Reader(self._kernels))
+            if key not in self._readers:
+                self._readers[key] = Reader(self._kernels)
+            step.reader = self._readers[key]
         if step.voice is None and self._ledger is not None and ranks_are_there():
             step.voice = self._voice(key, step.params())
+        step.furnished = step.reader is not None and self._ledger is not None
         return step
 
     def _namer(self, optimizer: Any) -> Any:

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
+import triton
 import triton.language as tl
 
 from gradscale.errors import GradscaleWarning
@@ -70,6 +71,67 @@ def test_a_kernel_is_bound_once_and_then_started_directly(started):
     assert started == [
         ((7, 1, 1), (F32, F16, number, True, 2)) for number in (2.0, 3.0)
     ]
+
+
+class Bare(Compiled):
+    """One that can also be started without anybody hearing of it."""
+
+    function, packed_metadata = "function", "packed"
+
+    def run(self, *args):
+        self.started.append(args)
+
+
+WITHOUT_HOOKS = (7, 1, 1, 5, "function", "packed", None, None, None)
+
+
+@pytest.fixture
+def on_a_stream(monkeypatch):
+    monkeypatch.setattr(launching, "_stream_of", lambda pointer: 5)
+
+
+def test_where_nobody_listens_nothing_is_made_up_for_listeners(started, on_a_stream):
+    launch = launch_of(Bare(started))
+    for number in (1.0, 2.0):
+        launch(7, (F32, F16), (number,), WIDE=True, MORE=2)
+    assert started == [(*WITHOUT_HOOKS, F32, F16, 2.0, True, 2)]
+
+
+@pytest.mark.parametrize("chain", ["launch_enter_hook", "launch_exit_hook"])
+def test_listeners_hear_of_every_launch(started, on_a_stream, chain):
+    def listen(metadata):
+        """Hear of a launch; the stand-in for Triton calls nobody."""
+
+    launch = launch_of(Bare(started))
+    launch(7, (F32, F16), (1.0,), WIDE=True, MORE=2)
+    hooks = getattr(triton.knobs.runtime, chain)
+    hooks.add(listen)
+    try:
+        launch(7, (F32, F16), (2.0,), WIDE=True, MORE=2)
+    finally:
+        hooks.remove(listen)
+    launch(7, (F32, F16), (3.0,), WIDE=True, MORE=2)
+    assert started == [
+        ((7, 1, 1), (F32, F16, 2.0, True, 2)),
+        (*WITHOUT_HOOKS, F32, F16, 3.0, True, 2),
+    ]
+
+
+def test_a_triton_without_such_chains_starts_in_its_own_way(
+    started, on_a_stream, monkeypatch
+):
+    monkeypatch.setattr(launching, "_CHAINS", ("no_such_hook", "nor_such_hook"))
+    launch = launch_of(Bare(started))
+    for number in (1.0, 2.0):
+        launch(7, (F32, F16), (number,), WIDE=True, MORE=2)
+    assert started == [((7, 1, 1), (F32, F16, 2.0, True, 2))]
+
+
+def test_without_a_stream_triton_finds_one(started):
+    launch = launch_of(Bare(started))
+    for number in (1.0, 2.0):
+        launch(7, (F32, F16), (number,), WIDE=True, MORE=2)
+    assert started == [((7, 1, 1), (F32, F16, 2.0, True, 2))]
 
 
 def test_what_was_compiled_for_others_is_not_started(started):

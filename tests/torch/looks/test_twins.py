@@ -237,11 +237,39 @@ def test_addresses_and_versions_are_alike(looks_in_cpp, mix):
     assert looks_in_cpp.versions(tensors) == plain.versions(tensors)
 
 
+@given(
+    mix=st.lists(st.sampled_from([*ORDINARY, "view", "across", "empty", "meta"])),
+    place=st.integers(0, 149),
+)
+@TWINS
+def test_what_lies_elsewhere_is_seen_alike(looks_in_cpp, mix, place):
+    tensors = [PARAMS[name]() for name in mix]
+    begins = plain.addresses(tensors)
+    assert looks_in_cpp.begin_at(tensors, begins) is True
+    assert looks_in_cpp.begin_at(tensors, begins[1:]) is not bool(mix)
+    if mix:
+        moved = tensors[place % len(mix)]
+        moved.data = torch.zeros_like(moved)
+    asked = tensors, begins
+    assert looks_in_cpp.begin_at(*asked) is plain.begin_at(*asked)
+
+
+def test_one_tensor_among_many_that_lies_elsewhere_is_seen(looks_in_cpp):
+    tensors = [torch.ones(3) for _ in range(70)]
+    begins, old = plain.addresses(tensors), tensors[66].data
+    assert looks_in_cpp.begin_at(tensors, begins) is True
+    tensors[66].data = torch.ones(3)
+    assert looks_in_cpp.begin_at(tensors, begins) is False
+    tensors[66].data = old
+    assert looks_in_cpp.begin_at(tensors, begins) is True
+
+
 @pytest.mark.parametrize("look", ["addresses", "versions", "note_writes"])
 def test_lists_with_a_subclass_are_left_to_python(looks_in_cpp, look):
     tensors = [torch.ones(3), torch.ones(3).as_subclass(Special)]
     assert getattr(looks_in_cpp, look)(tensors) is None
     assert [tensor._version for tensor in tensors] == [0, 0]
+    assert looks_in_cpp.begin_at(tensors, plain.addresses(tensors)) is None
 
 
 def test_an_address_that_cannot_be_had_raises_as_in_python(looks_in_cpp):
@@ -250,6 +278,8 @@ def test_an_address_that_cannot_be_had_raises_as_in_python(looks_in_cpp):
         plain.addresses(tensors)
     with pytest.raises(RuntimeError) as told:
         looks_in_cpp.addresses(tensors)
+    with pytest.raises(type(by_python.value)):
+        looks_in_cpp.begin_at(tensors, array("q", [0]))
     assert type(told.value) is type(by_python.value)
 
 
@@ -322,6 +352,8 @@ def test_no_look_keeps_or_drops_a_reference(looks_in_cpp):
         looks_in_cpp.gather(views, False, None, None)
         looks_in_cpp.untouched(params, grads, marks)
         looks_in_cpp.addresses(params)
+        looks_in_cpp.begin_at(params, marks)
+        looks_in_cpp.begin_at(grads, plain.addresses(grads))
         looks_in_cpp.versions([*params, "no tensor"])
         looks_in_cpp.same(params, grads)
         looks_in_cpp.same_state(state, [params[0]], values)

@@ -2,7 +2,7 @@
 
 Triton does both in every launch, which takes longer than a small kernel runs. Here the
 compiled kernel is kept and started directly, as Triton's own tutorial on the fused
-softmax does it.
+softmax does it; and where nobody listens to launches, nothing is made up for listeners.
 """
 
 import inspect
@@ -23,6 +23,9 @@ _DTYPE = attrgetter("dtype")
 # Starts that are kept for one kernel; more than any run has tables of other sizes.
 STARTS = 64
 _LARGEST_I32 = 2**31 - 1
+# Of a compiled kernel, and of Triton's settings: what hears of launches.
+_PARTS = "run", "function", "packed_metadata"
+_CHAINS = "launch_enter_hook", "launch_exit_hook"
 
 _direct = True
 _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -96,10 +99,33 @@ class Launch:
         if len(self._starts) >= STARTS:
             self._starts.clear()
         try:
-            self._starts[key] = made[programs, 1, 1]
+            self._starts[key] = _start_of(made, programs)
         except (AttributeError, TypeError) as error:
             # Not to be raised: the kernel was launched.
             _launch_as_triton_does(error)
+
+
+def _start_of(made: Any, programs: int) -> Callable[..., None]:
+    """Return what starts a compiled kernel on so many programs.
+
+    Triton's own way makes up metadata and calls two chains of hooks, empty or not: a
+    third of a launch.
+    """
+    heard = made[programs, 1, 1]
+    parts = [getattr(made, name, None) for name in _PARTS]
+    runtime = getattr(getattr(triton, "knobs", None), "runtime", None)
+    chains = [getattr(runtime, name, None) for name in _CHAINS]
+    if None in parts or not all(hasattr(chain, "calls") for chain in chains):
+        return heard
+    (run, function, packed), (enter, leave) = parts, chains
+
+    def start(*args: Any, stream: Any) -> None:
+        if stream is None or enter.calls or leave.calls:
+            heard(*args, stream=stream)
+        else:
+            run(programs, 1, 1, stream, function, packed, None, None, None, *args)
+
+    return start
 
 
 def _stream_of(pointer: Tensor) -> Any:

@@ -31,8 +31,9 @@ class Plans:
 
     def __init__(self) -> None:
         self._cache: TableCache | None = None
-        self._rows: list[looks.Numbers] = []
+        # All lists but that of the gradients, and where their tensors begin.
         self._others: list[list[Tensor]] = []
+        self._begins: list[looks.Numbers] = []
         self._numels = looks.numbers(())
         self._rest: list[int] = []
         self._contiguous = False
@@ -53,35 +54,34 @@ class Plans:
             chunk: How many elements one program works on.
             grads_at: As in `Handed`.
         """
-        rows = [
-            looks.addresses(tensors) if i != 1 or grads_at is None else grads_at
-            for i, tensors in enumerate(lists)
-        ]
+        params, grads, *more = lists
         # Gradients may come to lie elsewhere in every step, the others do not. Lists
         # are not changed: where the list is the same, so are shapes and strides.
-        others = [*lists[:1], *lists[2:], steps]
-        held = (
-            looks.same(others, self._others)
-            and rows[:1] + rows[2:] == self._rows[:1] + self._rows[2 : len(rows)]
+        others = [params, *more, steps]
+        held = looks.same(others, self._others) and all(
+            map(looks.begin_at, others[:-1], self._begins)
         )
-        counts = self._rows[len(rows) :]
+        begins = self._begins
         if not held:
-            counts = [looks.addresses(steps)] if steps else []
-        in_order = grads_at is not None or all(map(Tensor.is_contiguous, lists[1]))
+            begins = [looks.addresses(one) for one in others if one]
+        in_order = grads_at is not None or all(map(Tensor.is_contiguous, grads))
         if not (held and self._contiguous and in_order):
             self._look(lists)
-        self._rows, self._others = rows + counts, others
+        self._others, self._begins = others, begins
         if not self._numels:
             return Plan(None, self._rest)
         if self._cache is None:
-            self._cache = TableCache(lists[0][0].device, chunk)
-        left_out, kept = set(self._rest), self._rows
-        if left_out:
-            kept = [
+            self._cache = TableCache(params[0].device, chunk)
+        if grads_at is None:
+            grads_at = looks.addresses(grads)
+        rows = [begins[0], grads_at, *begins[1:]]
+        if self._rest:
+            left_out = set(self._rest)
+            rows = [
                 looks.numbers(a for i, a in enumerate(row) if i not in left_out)
-                for row in kept
+                for row in rows
             ]
-        return Plan(self._cache.of(self._numels, kept), self._rest)
+        return Plan(self._cache.of(self._numels, rows), self._rest)
 
     def _look(self, lists: Sequence[list[Tensor]]) -> None:
         """Find out which tensors can be walked."""

@@ -58,10 +58,10 @@ def read_tensors(
         dtype: That of all its tensors: f32, f16 or bf16.
         kernels: Whether plain operations may gather where a kernel fails.
     """
-    device = table.cells.device
-    cells = torch.empty(2 * table.chunks, dtype=torch.int64, device=device)
     tiling = tiling_of(table)
     rooms = rooms_of(table.tensors, tiling.slices)
+    device = table.cells.device
+    cells = torch.empty(2 * table.chunks, dtype=torch.int64, device=device)
     each = torch.empty(rooms, dtype=torch.int64, device=device)
     _read(
         table.chunks,
@@ -77,13 +77,18 @@ def read_tensors(
 def tiling_of(table: Table) -> Tiling:
     """Return how the partial results of these tensors are to be gathered."""
     most = PARTIALS if table.chunks >= 8 * table.tensors else FEW_PARTIALS
-    partials = min(triton.next_power_of_2(table.most), most)
+    partials = min(_power_of_2(table.most), most)
     tensors = max(OF_SMALL // partials, 1)
-    wanted = triton.next_power_of_2(-(-table.most // partials))
+    wanted = _power_of_2(-(-table.most // partials))
     room = max(PROGRAMS * tensors // table.tensors, 1)
     # Powers of two, so that not every number of tensors has a kernel of its own.
     slices = min(wanted, SLICES, 2 ** (room.bit_length() - 1))
     return Tiling(tensors, partials, slices)
+
+
+def _power_of_2(least: int) -> int:
+    """Return the smallest that is not below; Triton's own takes some microseconds."""
+    return 1 << (least - 1).bit_length()
 
 
 def rooms_of(tensors: int, slices: int) -> int:

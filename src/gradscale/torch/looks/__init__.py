@@ -18,6 +18,7 @@ __all__ = [
     "Gathered",
     "Numbers",
     "addresses",
+    "begin_at",
     "build",
     "build_soon",
     "gather",
@@ -61,6 +62,13 @@ def addresses(tensors: list[Tensor]) -> Numbers:
     native = _native()
     told = None if native is None else native.addresses(tensors)
     return plain.addresses(tensors) if told is None else told
+
+
+def begin_at(tensors: list[Tensor], begins: Numbers) -> bool:
+    """Look as `plain.begin_at` does."""
+    native = _native()
+    told = None if native is None else native.begin_at(tensors, begins)
+    return plain.begin_at(tensors, begins) if told is None else told
 
 
 def versions(tensors: list[Tensor]) -> Numbers:

@@ -80,11 +80,12 @@ class Held {
   bool held_;
 };
 
-// Gradients lie scattered, and backward has pushed them out of the caches: asked for
-// one by one, most of the time goes into waiting for memory. So the loop over them
-// begins AHEAD places early, and fetches each gradient link by link; between two links
-// pass AWAY places, which is time enough for one to arrive. Lists that were made in one
-// go lie in order, and the processor fetches them by itself.
+// Tensors lie scattered, and thousands of them fit into no cache of one processor: asked
+// for one by one, most of the time goes into waiting for memory. So a loop fetches each
+// tensor link by link, long before it comes to it; between two links pass AWAY places,
+// which is time enough for one to arrive. The loop over gradients, which backward has
+// pushed out of the caches, begins AHEAD places early. Lists lie in order, and the
+// processor fetches them by itself.
 constexpr Py_ssize_t AWAY = 8;
 constexpr Py_ssize_t AHEAD = 5 * AWAY;
 
@@ -118,6 +119,22 @@ const c10::TensorImpl* tensor_at(PyObject* list, Py_ssize_t place) {
   return THPVariable_CheckExact(object)
       ? THPVariable_Unpack(object).unsafeGetTensorImpl()
       : nullptr;
+}
+
+// For a loop over tensors that has come to this place: the object and what it stands
+// for, but not their sizes, which lie in the middle. Returns the tensor to go on with.
+const c10::TensorImpl* fetch_tensor(PyObject* list, Py_ssize_t place) {
+  const Py_ssize_t furthest = place + 3 * AWAY;
+  if (furthest < PyList_GET_SIZE(list)) {
+    __builtin_prefetch(PyList_GET_ITEM(list, furthest));
+  }
+  if (const auto* tensor = tensor_at(list, place + 2 * AWAY)) {
+    const char* begin = reinterpret_cast<const char*>(tensor);
+    __builtin_prefetch(begin);
+    __builtin_prefetch(begin + 63);
+    __builtin_prefetch(begin + sizeof(*tensor) - 1);
+  }
+  return tensor_at(list, place + AWAY);
 }
 
 // For a loop over gradients that has come to this place, perhaps before the first.
@@ -356,8 +373,14 @@ PyObject* untouched(PyObject*, PyObject* args) {
   }
   Py_ssize_t place = 0;
   bool same = true;
-  // Nothing is fetched ahead: whoever asks has gathered them a moment ago.
   for (Py_ssize_t i = 0; i < count && same; i++) {
+    if (const auto* next = fetch_tensor(params, i)) {
+      // The gradient is among the first words there.
+      __builtin_prefetch(next->autograd_meta());
+    }
+    if (const auto* next = fetch_tensor(tensors, i)) {
+      fetch_behind(next->version_counter());
+    }
     const at::Tensor& grad = grad_of(THPVariable_Unpack(PyList_GET_ITEM(params, i)));
     if (!grad.defined()) {
       same = count != expected;
@@ -405,6 +428,35 @@ PyObject* addresses(PyObject*, PyObject* tensors) {
   return of_each(tensors, address_of);
 }
 
+PyObject* begin_at(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject* tensors = nullptr;
+  PyObject* begins = nullptr;
+  if (!PyArg_ParseTuple(args, "OO", &tensors, &begins)) {
+    return nullptr;
+  }
+  const Held expected(begins);
+  if (!PyList_Check(tensors) || !expected.valid()) {
+    Py_RETURN_NONE;
+  }
+  const Py_ssize_t count = PyList_GET_SIZE(tensors);
+  bool same = count == expected.size();
+  for (Py_ssize_t i = 0; i < count && same; i++) {
+    if (const auto* next = fetch_tensor(tensors, i)) {
+      if (next->has_storage()) {
+        fetch(next->unsafe_storage().unsafeGetStorageImpl());
+      }
+    }
+    PyObject* object = PyList_GET_ITEM(tensors, i);
+    if (!THPVariable_CheckExact(object)) {
+      Py_RETURN_NONE;
+    }
+    same = address_of(THPVariable_Unpack(object)) == expected.data()[i];
+  }
+  return PyBool_FromLong(same);
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* versions(PyObject*, PyObject* tensors) {
   return of_each(tensors, version_of);
 }
@@ -421,6 +473,9 @@ PyObject* note_writes(PyObject*, PyObject* tensors) {
     }
   }
   for (Py_ssize_t i = 0; i < count; i++) {
+    if (const auto* next = fetch_tensor(tensors, i)) {
+      fetch_behind(next->version_counter());
+    }
     const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
     if (!tensor.is_inference()) {
       tensor.unsafeGetTensorImpl()->bump_version();
@@ -494,6 +549,7 @@ PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, nullptr},
     {"untouched", untouched, METH_VARARGS, nullptr},
     {"addresses", addresses, METH_O, nullptr},
+    {"begin_at", begin_at, METH_VARARGS, nullptr},
     {"versions", versions, METH_O, nullptr},
     {"note_writes", note_writes, METH_O, nullptr},
     {"same", same, METH_VARARGS, nullptr},

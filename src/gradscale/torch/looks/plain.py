@@ -112,6 +112,11 @@ def addresses(tensors: list[Tensor]) -> Numbers:
     return numbers(map(Tensor.data_ptr, tensors))
 
 
+def begin_at(tensors: list[Tensor], begins: Numbers) -> bool:
+    """Return whether the tensors begin at these addresses."""
+    return addresses(tensors) == begins
+
+
 def versions(tensors: list[Tensor]) -> Numbers:
     """Return how often autograd has seen a write to each."""
     return numbers(map(_VERSION, tensors))
