@@ -90,7 +90,9 @@ def launch_of(
     adam.CHUNK, adam._adam = chunk, Launch(adam._adam.body, how_compiled)
     handed = Handed(scale, found, False)
     dtypes = torch.float32, torch.float32
-    return lambda: adam.adam_(table, *dtypes, how, handed, masters=False, amsgrad=False)
+    return lambda: adam.launch_(
+        table, *dtypes, how, handed, masters=False, amsgrad=False
+    )
 
 
 def measure(name: str, rounds: int) -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
 """The looks in C++ answer what those in Python answer."""
 
 import gc
+import os
+import signal
 import sys
 from array import array
 from collections import OrderedDict, defaultdict
@@ -19,6 +21,14 @@ from tests.torch.training import sparse
 TWINS = settings(
     deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+
+
+@pytest.fixture(autouse=True, params=["alone", "with helpers"])
+def _crew(request, looks_in_cpp):
+    """Run each test with one thread, and with some that share every look."""
+    looks_in_cpp.set_crew(*((0, -1) if request.param == "alone" else (3, 1)))
+    yield
+    looks_in_cpp.set_crew(-1, -1)
 
 
 class Special(Tensor):
@@ -140,13 +150,11 @@ def test_an_untracked_gradient_raises_as_in_python(looks_in_cpp):
         looks_in_cpp.gather(params, False, None, None)
 
 
-def test_a_tensor_that_is_no_leaf_warns_as_in_python(looks_in_cpp):
+def test_a_tensor_that_is_no_leaf_is_left_to_python_which_warns(looks_in_cpp):
     params = [holding(torch.ones(3)), holding(torch.ones(3)) * 2.0]
     with pytest.warns(UserWarning, match="not a leaf"):
-        by_python = plain.gather(params, False, None, None)
-    with pytest.warns(UserWarning, match="not a leaf"):
-        told = looks_in_cpp.gather(params, False, None, None)
-    assert alike(told, by_python)
+        plain.gather(params, False, None, None)
+    assert looks_in_cpp.gather(params, False, None, None) is None
 
 
 @pytest.mark.parametrize("wrong", [[None], [1, 2], ["text"], [[torch.ones(3)]]])
@@ -245,23 +253,27 @@ def test_addresses_and_versions_are_alike(looks_in_cpp, mix):
 def test_what_lies_elsewhere_is_seen_alike(looks_in_cpp, mix, place):
     tensors = [PARAMS[name]() for name in mix]
     begins = plain.addresses(tensors)
-    assert looks_in_cpp.begin_at(tensors, begins) is True
-    assert looks_in_cpp.begin_at(tensors, begins[1:]) is not bool(mix)
+    # What is copied on write lies elsewhere once somebody has asked for its address.
+    assert looks_in_cpp.begin_at([tensors], [begins]) is True
+    assert looks_in_cpp.begin_at([tensors], [begins[1:]]) is not bool(mix)
     if mix:
         moved = tensors[place % len(mix)]
         moved.data = torch.zeros_like(moved)
-    asked = tensors, begins
+    asked = [tensors, tensors[:1]], [begins, begins[:1]]
     assert looks_in_cpp.begin_at(*asked) is plain.begin_at(*asked)
 
 
 def test_one_tensor_among_many_that_lies_elsewhere_is_seen(looks_in_cpp):
     tensors = [torch.ones(3) for _ in range(70)]
     begins, old = plain.addresses(tensors), tensors[66].data
-    assert looks_in_cpp.begin_at(tensors, begins) is True
+    others = [torch.ones(2)]
+    rows = [plain.addresses(others), begins]
+    assert looks_in_cpp.begin_at([others, tensors], rows) is True
+    assert looks_in_cpp.begin_at([others, tensors], rows[1:]) is False
     tensors[66].data = torch.ones(3)
-    assert looks_in_cpp.begin_at(tensors, begins) is False
+    assert looks_in_cpp.begin_at([others, tensors], rows) is False
     tensors[66].data = old
-    assert looks_in_cpp.begin_at(tensors, begins) is True
+    assert looks_in_cpp.begin_at([others, tensors], rows) is True
 
 
 @pytest.mark.parametrize("look", ["addresses", "versions", "note_writes"])
@@ -269,7 +281,7 @@ def test_lists_with_a_subclass_are_left_to_python(looks_in_cpp, look):
     tensors = [torch.ones(3), torch.ones(3).as_subclass(Special)]
     assert getattr(looks_in_cpp, look)(tensors) is None
     assert [tensor._version for tensor in tensors] == [0, 0]
-    assert looks_in_cpp.begin_at(tensors, plain.addresses(tensors)) is None
+    assert looks_in_cpp.begin_at([tensors], [plain.addresses(tensors)]) is None
 
 
 def test_an_address_that_cannot_be_had_raises_as_in_python(looks_in_cpp):
@@ -278,8 +290,7 @@ def test_an_address_that_cannot_be_had_raises_as_in_python(looks_in_cpp):
         plain.addresses(tensors)
     with pytest.raises(RuntimeError) as told:
         looks_in_cpp.addresses(tensors)
-    with pytest.raises(type(by_python.value)):
-        looks_in_cpp.begin_at(tensors, array("q", [0]))
+    assert looks_in_cpp.begin_at([tensors], [array("q", [0])]) is None
     assert type(told.value) is type(by_python.value)
 
 
@@ -287,6 +298,16 @@ def test_memory_that_is_copied_on_write_is_copied(looks_in_cpp):
     source = torch.ones(3)
     lazy = torch._lazy_clone(source)
     assert list(looks_in_cpp.addresses([lazy])) != [source.data_ptr()]
+
+
+def test_memory_that_somebody_will_copy_on_write_is_left_to_python(looks_in_cpp):
+    tensors = [torch.ones(3) for _ in range(70)]
+    begins = plain.addresses(tensors)
+    lazy = torch._lazy_clone(tensors[66])
+    assert looks_in_cpp.begin_at([tensors], [begins]) is None
+    # Where it is now, it may be written to.
+    assert plain.begin_at([tensors], [begins]) is False
+    assert lazy.tolist() == [1.0, 1.0, 1.0]
 
 
 def test_writes_are_noted_alike(looks_in_cpp):
@@ -298,6 +319,49 @@ def test_writes_are_noted_alike(looks_in_cpp):
     plain.note_writes([*theirs, untracked])
     steps = [b - a for a, b in zip(before, plain.versions(ours), strict=True)]
     assert steps == list(plain.versions(theirs)) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "vector",
+    [
+        torch.arange(5.0),
+        torch.arange(9.0)[1::3],
+        torch.arange(4, dtype=torch.int64),
+        torch.ones(0),
+        torch.ones(3, device="meta"),
+    ],
+    ids=["whole", "with gaps", "i64", "empty", "meta"],
+)
+def test_scalars_are_those_of_python(looks_in_cpp, vector):
+    told, by_python = looks_in_cpp.scalars(vector), plain.scalars(vector)
+    assert len(told) == len(by_python)
+    for one, other in zip(told, by_python, strict=True):
+        assert (one.shape, one.dtype, one.device) == ((), other.dtype, other.device)
+        assert one.data_ptr() == other.data_ptr()
+        assert one.is_contiguous()
+        assert not one.requires_grad
+        assert one.untyped_storage()._cdata == vector.untyped_storage()._cdata
+        if one.device.type == "cpu":
+            assert one == other
+
+
+def test_a_scalar_shares_its_memory_and_outlives_the_vector(looks_in_cpp):
+    vector = torch.zeros(2)
+    first, second = looks_in_cpp.scalars(vector)
+    vector[1] = 3.0
+    first.add_(1.0)
+    assert vector.tolist() == [1.0, 3.0]
+    del vector
+    assert (first.item(), second.item()) == (1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [torch.ones(2, 2), torch.ones(()), torch.ones(2).as_subclass(Special), None],
+    ids=["matrix", "scalar", "subclass", "nothing"],
+)
+def test_scalars_of_something_else_are_left_to_python(looks_in_cpp, other):
+    assert looks_in_cpp.scalars(other) is None
 
 
 # --- identity -------------------------------------------------------------------------
@@ -352,9 +416,10 @@ def test_no_look_keeps_or_drops_a_reference(looks_in_cpp):
         looks_in_cpp.gather(views, False, None, None)
         looks_in_cpp.untouched(params, grads, marks)
         looks_in_cpp.addresses(params)
-        looks_in_cpp.begin_at(params, marks)
-        looks_in_cpp.begin_at(grads, plain.addresses(grads))
+        looks_in_cpp.begin_at([params], [marks])
+        looks_in_cpp.begin_at([grads], [plain.addresses(grads)])
         looks_in_cpp.versions([*params, "no tensor"])
+        looks_in_cpp.scalars(grads[0])
         looks_in_cpp.same(params, grads)
         looks_in_cpp.same_state(state, [params[0]], values)
         looks_in_cpp.note_writes(grads)
@@ -377,6 +442,41 @@ def test_what_is_returned_is_given_back(looks_in_cpp):
     kept = sys.getrefcount(grad)
     del found
     assert sys.getrefcount(grad) == kept - 1
+
+
+# --- the crew -------------------------------------------------------------------------
+
+
+def test_looks_that_follow_each_other_are_all_right(looks_in_cpp):
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(1000)]
+    for param in params:
+        param.grad = torch.ones(2)
+    tensors, marks = [p.grad for p in params], plain.versions([p.grad for p in params])
+    begins = plain.addresses(params)
+    for turn in range(2000):
+        place = turn % 1000
+        found = looks_in_cpp.gather(params, False, None, None)
+        assert plain.same(found[1], tensors)
+        assert looks_in_cpp.untouched(params, tensors, marks)
+        tensors[place].mul_(1.0)
+        assert not looks_in_cpp.untouched(params, tensors, marks)
+        marks[place] += 1
+        looks_in_cpp.note_writes(params)
+        assert looks_in_cpp.begin_at([params], [begins])
+    assert {param._version for param in params} == {2000}
+
+
+def test_a_forked_child_looks_by_itself(looks_in_cpp):
+    tensors = [torch.ones(2) for _ in range(300)]
+    begins = plain.addresses(tensors)
+    assert looks_in_cpp.begin_at([tensors], [begins])
+    child = os.fork()
+    if child == 0:
+        # No more of Python than this: the other threads of the test are gone here.
+        signal.alarm(30)
+        os._exit(0 if looks_in_cpp.begin_at([tensors], [begins]) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert looks_in_cpp.begin_at([tensors], [begins])
 
 
 # --- the choice -----------------------------------------------------------------------

@@ -30,7 +30,7 @@ CHUNK = 1024
 WARPS = 4
 
 
-def adam_(
+def launch_(
     table: Table,
     param_dtype: torch.dtype,
     grad_dtype: torch.dtype,

@@ -27,7 +27,7 @@ CHUNK = 1024
 WARPS = 4
 
 
-def momentum_(
+def launch_(
     table: Table,
     param_dtype: torch.dtype,
     grad_dtype: torch.dtype,

@@ -57,13 +57,12 @@ class Plans:
         params, grads, *more = lists
         # Gradients may come to lie elsewhere in every step, the others do not. Lists
         # are not changed: where the list is the same, so are shapes and strides.
-        others = [params, *more, steps]
-        held = looks.same(others, self._others) and all(
-            map(looks.begin_at, others[:-1], self._begins)
+        shaped = [params, *more]
+        others = [*shaped, steps] if steps else shaped
+        held = looks.same(others, self._others) and looks.begin_at(
+            shaped, self._begins[: len(shaped)]
         )
-        begins = self._begins
-        if not held:
-            begins = [looks.addresses(one) for one in others if one]
+        begins = self._begins if held else list(map(looks.addresses, others))
         in_order = grads_at is not None or all(map(Tensor.is_contiguous, grads))
         if not (held and self._contiguous and in_order):
             self._look(lists)

@@ -97,11 +97,11 @@ class Reader:
         numels: Numbers | None,
         place: int,
     ) -> TensorFacts:
-        from gradscale.torch.kernels import reading
+        from gradscale.torch.kernels.reading import CHUNK, read_tensors
 
         key = *kind, place
         if key not in self._caches:
-            self._caches[key] = TableCache(kind[0], reading.CHUNK)
+            self._caches[key] = TableCache(kind[0], CHUNK)
         if begins is None:
             if not all(map(Tensor.is_contiguous, tensors)):
                 # The order of the elements does not matter, gaps between them do.
@@ -110,4 +110,4 @@ class Reader:
         if numels is None:
             numels = looks.numbers(map(Tensor.numel, tensors))
         table = self._caches[key].of(numels, [begins])
-        return reading.read_tensors(table, kind[1], self._kernels)
+        return read_tensors(table, kind[1], self._kernels)

@@ -87,13 +87,13 @@ def _launch_adam(
     lists: AdamLists, how: AdamHow, handed: Handed, plans: Plans, kernels: Kernels
 ) -> list[int]:
     """Launch the kernels; return the places of the parameters that are left."""
-    from gradscale.torch.kernels import adam
+    from gradscale.torch.kernels.adam import CHUNK, launch_
 
     shaped = [lists.params, lists.grads, lists.exp_avgs, lists.exp_avg_sqs]
     shaped += [more for more in (lists.max_exp_avg_sqs, lists.masters) if more]
-    table, rest = plans.of(shaped, lists.steps, adam.CHUNK, handed.grads_at)
+    table, rest = plans.of(shaped, lists.steps, CHUNK, handed.grads_at)
     if table is not None:
-        adam.adam_(
+        launch_(
             table,
             lists.params[0].dtype,
             lists.grads[0].dtype,
@@ -115,13 +115,13 @@ def _launch_momentum(
     kernels: Kernels,
 ) -> list[int]:
     """Launch the kernels; return the places of the parameters that are left."""
-    from gradscale.torch.kernels import momentum
+    from gradscale.torch.kernels.momentum import CHUNK, launch_
 
     shaped = [lists.params, lists.grads]
     shaped += [more for more in (lists.momenta, lists.masters) if more]
-    table, rest = plans.of(shaped, lists.steps, momentum.CHUNK, handed.grads_at)
+    table, rest = plans.of(shaped, lists.steps, CHUNK, handed.grads_at)
     if table is not None:
-        momentum.momentum_(
+        launch_(
             table,
             lists.params[0].dtype,
             lists.grads[0].dtype,

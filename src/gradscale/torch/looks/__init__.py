@@ -5,6 +5,7 @@ between two steps, so a step looks at every tensor. `plain` says what each look
 answers; looks.cpp answers the same in a tenth of the time.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ __all__ = [
     "numbers",
     "same",
     "same_state",
+    "scalars",
     "untouched",
     "versions",
 ]
@@ -64,11 +66,11 @@ def addresses(tensors: list[Tensor]) -> Numbers:
     return plain.addresses(tensors) if told is None else told
 
 
-def begin_at(tensors: list[Tensor], begins: Numbers) -> bool:
+def begin_at(lists: list[list[Tensor]], rows: list[Numbers]) -> bool:
     """Look as `plain.begin_at` does."""
     native = _native()
-    told = None if native is None else native.begin_at(tensors, begins)
-    return plain.begin_at(tensors, begins) if told is None else told
+    told = None if native is None else native.begin_at(lists, rows)
+    return plain.begin_at(lists, rows) if told is None else told
 
 
 def versions(tensors: list[Tensor]) -> Numbers:
@@ -83,6 +85,13 @@ def note_writes(tensors: list[Tensor]) -> None:
     native = _native()
     if native is None or native.note_writes(tensors) is None:
         plain.note_writes(tensors)
+
+
+def scalars(vector: Tensor) -> Sequence[Tensor]:
+    """Split as `plain.scalars` does."""
+    native = _native()
+    told = None if native is None else native.scalars(vector)
+    return plain.scalars(vector) if told is None else told
 
 
 def same(some: list[Any], others: list[Any]) -> bool:

@@ -26,6 +26,7 @@ from gradscale.errors import ConfigError
 
 NAME = "gradscale_looks"
 SOURCE = Path(__file__).with_name("looks.cpp")
+HEADER = Path(__file__).with_name("crew.h")
 
 _log = logging.getLogger("gradscale")
 _lock = threading.Lock()
@@ -100,6 +101,7 @@ def _folder() -> Path:
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
     facts = (
         SOURCE.read_text(encoding="utf-8"),
+        HEADER.read_text(encoding="utf-8"),
         torch.__version__,
         torch.version.git_version,
         sys.implementation.cache_tag,
@@ -165,8 +167,8 @@ def _compile(library: Path) -> None:
 
     work = tempfile.mkdtemp(prefix="build-", dir=library.parent)
     try:
-        # A copy: ninja then sees no path but this one.
-        source = shutil.copy(SOURCE, work)
+        # Copies: ninja then sees no path but this one.
+        source, _ = (shutil.copy(file, work) for file in (SOURCE, HEADER))
         with _linked_from(work):
             load(
                 NAME,

@@ -3,6 +3,9 @@
 // Every function gives the answer of its twin there, or None where it cannot tell
 // because a tensor is of another type than Tensor or Parameter: the twin then answers.
 // The GIL is held throughout. Addresses, versions and sizes are arrays of type "q".
+//
+// What is shared with other threads reads and writes memory, and nothing else: no object
+// is made, no reference counted, no warning given.
 
 #include <Python.h>
 
@@ -11,9 +14,15 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <c10/core/impl/COWDeleter.h>
+
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
+
+#include "crew.h"
 
 namespace {
 
@@ -80,14 +89,12 @@ class Held {
   bool held_;
 };
 
-// Tensors lie scattered, and thousands of them fit into no cache of one processor: asked
-// for one by one, most of the time goes into waiting for memory. So a loop fetches each
-// tensor link by link, long before it comes to it; between two links pass AWAY places,
-// which is time enough for one to arrive. The loop over gradients, which backward has
-// pushed out of the caches, begins AHEAD places early. Lists lie in order, and the
-// processor fetches them by itself.
-constexpr Py_ssize_t AWAY = 8;
-constexpr Py_ssize_t AHEAD = 5 * AWAY;
+// Backward has pushed the gradients out of the caches. So the loop over them begins AHEAD
+// places early, and fetches each link by link; between two links pass AWAY places, which
+// is time enough for one to arrive.
+constexpr int64_t AWAY = 8;
+constexpr int64_t AHEAD = 5 * AWAY;
+constexpr Py_ssize_t TOGETHER = 512;
 
 template <typename Whole>
 void fetch(const Whole* whole) {
@@ -111,7 +118,7 @@ void fetch_behind(const Whole& whole) {
 }
 
 // The tensor at a place of a list; null where there is none.
-const c10::TensorImpl* tensor_at(PyObject* list, Py_ssize_t place) {
+const c10::TensorImpl* tensor_at(PyObject* list, int64_t place) {
   if (place < 0 || place >= PyList_GET_SIZE(list)) {
     return nullptr;
   }
@@ -121,25 +128,9 @@ const c10::TensorImpl* tensor_at(PyObject* list, Py_ssize_t place) {
       : nullptr;
 }
 
-// For a loop over tensors that has come to this place: the object and what it stands
-// for, but not their sizes, which lie in the middle. Returns the tensor to go on with.
-const c10::TensorImpl* fetch_tensor(PyObject* list, Py_ssize_t place) {
-  const Py_ssize_t furthest = place + 3 * AWAY;
-  if (furthest < PyList_GET_SIZE(list)) {
-    __builtin_prefetch(PyList_GET_ITEM(list, furthest));
-  }
-  if (const auto* tensor = tensor_at(list, place + 2 * AWAY)) {
-    const char* begin = reinterpret_cast<const char*>(tensor);
-    __builtin_prefetch(begin);
-    __builtin_prefetch(begin + 63);
-    __builtin_prefetch(begin + sizeof(*tensor) - 1);
-  }
-  return tensor_at(list, place + AWAY);
-}
-
 // For a loop over gradients that has come to this place, perhaps before the first.
-void fetch_grads(PyObject* params, Py_ssize_t place) {
-  const Py_ssize_t furthest = place + AHEAD;
+void fetch_grads(PyObject* params, int64_t place) {
+  const int64_t furthest = place + AHEAD;
   if (furthest < PyList_GET_SIZE(params)) {
     __builtin_prefetch(PyList_GET_ITEM(params, furthest));
   }
@@ -157,11 +148,21 @@ void fetch_grads(PyObject* params, Py_ssize_t place) {
   }
   if (const auto* param = tensor_at(params, place + AWAY)) {
     const auto* grad = param->grad().unsafeGetTensorImpl();
-    fetch_behind(*grad->pyobj_slot());
     fetch_behind(grad->version_counter());
     if (grad->has_storage()) {
       fetch(grad->unsafe_storage().unsafeGetStorageImpl());
     }
+  }
+}
+
+// The same for a loop over the objects of gradients that others have looked at.
+void fetch_objects(const std::vector<const at::Tensor*>& grads, size_t place) {
+  const size_t next = place + AWAY, furthest = place + 2 * AWAY;
+  if (furthest < grads.size() && grads[furthest] != nullptr) {
+    __builtin_prefetch(grads[furthest]->unsafeGetTensorImpl()->pyobj_slot());
+  }
+  if (next < grads.size() && grads[next] != nullptr) {
+    fetch_behind(*grads[next]->unsafeGetTensorImpl()->pyobj_slot());
   }
 }
 
@@ -174,6 +175,20 @@ const at::Tensor& grad_of(const at::Tensor& tensor) {
 int64_t address_of(const at::Tensor& tensor) {
   // Not the constant one: memory that is copied on write is copied now.
   return reinterpret_cast<int64_t>(tensor.data_ptr());
+}
+
+// The same without a copy; 0 and `lazy` where it would have to be copied.
+int64_t address_seen(const at::Tensor& tensor, bool& lazy) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  if (!impl->has_storage()) {
+    lazy = true;
+    return 0;
+  }
+  const c10::DataPtr& data = impl->unsafe_storage().data_ptr();
+  lazy |= data.get_deleter() == &c10::impl::cow::cow_deleter;
+  const int64_t begin = reinterpret_cast<int64_t>(data.get());
+  const int64_t offset = impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
+  return impl->is_empty() ? 0 : begin + offset;
 }
 
 int64_t version_of(const at::Tensor& tensor) {
@@ -234,6 +249,116 @@ bool same_as_before(
       0;
 }
 
+// What was seen of the gradients of some parameters.
+struct Seen {
+  explicit Seen(size_t count)
+      : grads(count), addresses(count), versions(count), numels(count) {}
+  // Null where there is none.
+  std::vector<const at::Tensor*> grads;
+  Numbers addresses, versions, numels;
+  // Some are missing, untracked, to be copied on write, views, or on other devices.
+  std::atomic<bool> missing{false}, untracked{false}, lazy{false}, views{false},
+      elsewhere{false};
+  // One is so different that Python must look.
+  std::atomic<bool> odd{false};
+};
+
+// Looks at the gradients from one place on; those that are there are like the first.
+void see(PyObject* params, const at::Tensor& first, int64_t from, int64_t to, Seen& seen) {
+  const auto look = [&, from](int64_t begin, int64_t end) {
+    begin += from;
+    end += from;
+    bool missing = false, untracked = false, lazy = false, views = false,
+         elsewhere = false, odd = false;
+    for (int64_t i = begin - AHEAD; i < end; i++) {
+      fetch_grads(params, i);
+      if (i < begin) {
+        continue;
+      }
+      PyObject* object = PyList_GET_ITEM(params, i);
+      if (!THPVariable_CheckExact(object)) {
+        odd = true;
+        break;
+      }
+      const at::Tensor& param = THPVariable_Unpack(object);
+      const at::Tensor& grad = param.unsafeGetTensorImpl()->grad();
+      if (!grad.defined()) {
+        missing = true;
+        // Asked for the gradient of one that is no leaf, Python warns.
+        odd |= !param.is_leaf();
+        continue;
+      }
+      if (grad.layout() != at::kStrided || grad.scalar_type() != first.scalar_type() ||
+          !grad.is_contiguous()) {
+        odd = true;
+        break;
+      }
+      seen.grads[i] = &grad;
+      seen.addresses[i] = address_seen(grad, lazy);
+      seen.numels[i] = grad.numel();
+      const bool tracked = !grad.is_inference();
+      seen.versions[i] = tracked ? version_of(grad) : 0;
+      untracked |= !tracked;
+      views |= grad.is_view();
+      elsewhere |= grad.get_device() != first.get_device();
+    }
+    const auto note = [](std::atomic<bool>& all, bool one) {
+      if (one) {
+        all = true;
+      }
+    };
+    note(seen.missing, missing);
+    note(seen.untracked, untracked);
+    note(seen.lazy, lazy);
+    note(seen.views, views);
+    note(seen.elsewhere, elsewhere);
+    note(seen.odd, odd);
+  };
+  if (!gradscale::share(to - from, look)) {
+    seen.odd = true;
+  }
+}
+
+// Drops the places where there is no gradient, and lists the owners of the others.
+bool close_up(Seen& seen, PyObject* params, PyObject* owners) {
+  size_t to = 0;
+  for (size_t from = 0; from < seen.grads.size(); from++) {
+    if (seen.grads[from] == nullptr) {
+      continue;
+    }
+    seen.grads[to] = seen.grads[from];
+    seen.addresses[to] = seen.addresses[from];
+    seen.versions[to] = seen.versions[from];
+    seen.numels[to] = seen.numels[from];
+    to++;
+    PyObject* owner = PyList_GET_ITEM(params, static_cast<Py_ssize_t>(from));
+    if (PyList_Append(owners, owner) != 0) {
+      return false;
+    }
+  }
+  seen.grads.resize(to);
+  for (Numbers* numbers : {&seen.addresses, &seen.versions, &seen.numels}) {
+    numbers->resize(to);
+  }
+  return true;
+}
+
+// While this lives, no garbage is collected: making an object runs no code of others.
+class Undisturbed {
+ public:
+  Undisturbed() : collects_(PyGC_Disable() == 1) {}
+  ~Undisturbed() {
+    if (collects_) {
+      PyGC_Enable();
+    }
+  }
+  Undisturbed(const Undisturbed&) = delete;
+  Undisturbed& operator=(const Undisturbed&) = delete;
+
+ private:
+  bool collects_;
+};
+
 PyObject* gather(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* params = nullptr;
@@ -246,107 +371,120 @@ PyObject* gather(PyObject*, PyObject* args) {
   if (!PyList_Check(params)) {
     Py_RETURN_NONE;
   }
-  // Those with a gradient, once one without is met.
-  Owned chosen(PyList_New(0));
+  // What is seen is not held until the end.
+  const Undisturbed undisturbed;
+  Owned owners(PyList_New(0));
   Owned tensors(PyList_New(0));
-  if (chosen.get() == nullptr || tensors.get() == nullptr) {
+  if (owners.get() == nullptr || tensors.get() == nullptr) {
     return nullptr;
   }
-  bool all = true;
-  Numbers addresses, versions, numels;
-  const auto count = static_cast<size_t>(PyList_GET_SIZE(params));
-  addresses.reserve(count);
-  versions.reserve(count);
-  numels.reserve(count);
-  at::Tensor first, untracked;
-  bool contiguous = true, views = false, one_device = true;
-  // Making the object of a gradient may run the garbage collector, and that anything:
-  // the length is asked for again in each turn, and what is looked at is held.
-  for (Py_ssize_t i = -AHEAD; i < PyList_GET_SIZE(params); i++) {
-    fetch_grads(params, i);
-    if (i < 0) {
-      continue;
-    }
-    PyObject* param = PyList_GET_ITEM(params, i);
-    if (!THPVariable_CheckExact(param)) {
+  const Py_ssize_t count = PyList_GET_SIZE(params);
+  const at::Tensor* first = nullptr;
+  for (Py_ssize_t i = 0; i < count && first == nullptr; i++) {
+    PyObject* object = PyList_GET_ITEM(params, i);
+    if (!THPVariable_CheckExact(object)) {
       Py_RETURN_NONE;
     }
-    Owned held(Py_NewRef(param));
-    const at::Tensor& there = grad_of(THPVariable_Unpack(param));
-    if (!there.defined()) {
-      if (all) {
-        Owned until(PyList_GetSlice(params, 0, i));
-        if (until.get() == nullptr ||
-            PyList_SetSlice(chosen.get(), 0, 0, until.get()) != 0) {
-          return nullptr;
-        }
-        all = false;
+    const at::Tensor& grad = THPVariable_Unpack(object).unsafeGetTensorImpl()->grad();
+    first = grad.defined() ? &grad : nullptr;
+  }
+  if (first == nullptr || !accepted(first->scalar_type(), allow_fp16 != 0)) {
+    Py_RETURN_NONE;
+  }
+  Seen seen(static_cast<size_t>(count));
+  // By itself, a thread makes the objects while what they stand for is in its cache.
+  const Py_ssize_t together = gradscale::is_shared(count) ? count : TOGETHER;
+  for (Py_ssize_t from = 0; from < count; from += together) {
+    const Py_ssize_t to = std::min(from + together, count);
+    see(params, *first, from, to, seen);
+    if (seen.odd) {
+      Py_RETURN_NONE;
+    }
+    for (Py_ssize_t i = from; i < to; i++) {
+      fetch_objects(seen.grads, i);
+      if (seen.grads[i] == nullptr) {
+        continue;
       }
-      continue;
-    }
-    Owned object(THPVariable_Wrap(there));
-    if (object.get() == nullptr) {
-      return nullptr;
-    }
-    const at::Tensor& grad = THPVariable_Unpack(object.get());
-    if (reinterpret_cast<PyObject*>(Py_TYPE(object.get())) != THPVariableClass ||
-        grad.layout() != at::kStrided) {
-      Py_RETURN_NONE;
-    }
-    if (!first.defined()) {
-      first = grad;
-      if (!accepted(grad.scalar_type(), allow_fp16 != 0)) {
+      Owned object(THPVariable_Wrap(*seen.grads[i]));
+      if (object.get() == nullptr || PyList_Append(tensors.get(), object.get()) != 0) {
+        return nullptr;
+      }
+      if (reinterpret_cast<PyObject*>(Py_TYPE(object.get())) != THPVariableClass) {
         Py_RETURN_NONE;
       }
     }
-    if (grad.scalar_type() != first.scalar_type()) {
-      Py_RETURN_NONE;
-    }
+  }
+  if (seen.missing && !close_up(seen, params, owners.get())) {
+    return nullptr;
+  }
+  if (seen.lazy) {
     try {
-      addresses.push_back(address_of(grad));
-      contiguous &= grad.is_contiguous();
-      numels.push_back(grad.numel());
+      for (size_t i = 0; i < seen.grads.size(); i++) {
+        seen.addresses[i] = address_of(*seen.grads[i]);
+      }
     } catch (const c10::Error&) {
       Py_RETURN_NONE;
     }
-    one_device &= grad.get_device() == first.get_device();
-    views |= grad.is_view();
-    if (grad.is_inference()) {
-      untracked = grad;
-      versions.push_back(0);
-    } else {
-      versions.push_back(version_of(grad));
-    }
-    if (PyList_Append(tensors.get(), object.get()) != 0 ||
-        (!all && PyList_Append(chosen.get(), param) != 0)) {
-      return nullptr;
-    }
   }
-  if (!first.defined() || !contiguous) {
+  if (!same_as_before(seen.addresses, *seen.grads[0], kind, before) &&
+      (seen.elsewhere || seen.views || !distinct(seen.addresses))) {
     Py_RETURN_NONE;
   }
-  if (!same_as_before(addresses, first, kind, before) &&
-      (!one_device || views || !distinct(addresses))) {
-    Py_RETURN_NONE;
+  if (seen.untracked) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors.get()); i++) {
+      // Raises, as it does in Python.
+      THPVariable_Unpack(PyList_GET_ITEM(tensors.get(), i))._version();
+    }
   }
-  if (untracked.defined()) {
-    // Raises, as it does in Python.
-    untracked._version();
-  }
-  Owned begins(array_of(addresses));
-  Owned marks(array_of(versions));
-  Owned sizes(array_of(numels));
+  Owned begins(array_of(seen.addresses));
+  Owned marks(array_of(seen.versions));
+  Owned sizes(array_of(seen.numels));
   if (begins.get() == nullptr || marks.get() == nullptr || sizes.get() == nullptr) {
     return nullptr;
   }
   return PyTuple_Pack(
       5,
-      all ? params : chosen.get(),
+      seen.missing ? owners.get() : params,
       tensors.get(),
       begins.get(),
       marks.get(),
       sizes.get());
   END_HANDLE_TH_ERRORS
+}
+
+// Whether the gradients are these tensors, in these versions, one for each parameter.
+// Sets `odd` where one of them must be looked at by itself.
+bool all_untouched(
+    PyObject* params,
+    PyObject* tensors,
+    const int64_t* marks,
+    std::atomic<bool>& odd) {
+  std::atomic<bool> touched{false};
+  const auto look = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      PyObject* param = PyList_GET_ITEM(params, i);
+      PyObject* object = PyList_GET_ITEM(tensors, i);
+      if (!THPVariable_CheckExact(param) || !THPVariable_CheckExact(object)) {
+        odd = true;
+        return;
+      }
+      const at::Tensor& grad = THPVariable_Unpack(param).unsafeGetTensorImpl()->grad();
+      const at::Tensor& tensor = THPVariable_Unpack(object);
+      if (!grad.defined()) {
+        odd = true;
+        return;
+      }
+      // A tensor that an object is held of has no other object.
+      if (!tensor.is_same(grad) || version_of(tensor) != marks[i]) {
+        touched = true;
+        return;
+      }
+    }
+  };
+  if (!gradscale::share(PyList_GET_SIZE(params), look)) {
+    odd = true;
+  }
+  return !touched;
 }
 
 PyObject* untouched(PyObject*, PyObject* args) {
@@ -366,6 +504,13 @@ PyObject* untouched(PyObject*, PyObject* args) {
   if (!marks.valid() || marks.size() != expected) {
     Py_RETURN_NONE;
   }
+  if (count == expected && gradscale::is_shared(count)) {
+    std::atomic<bool> odd{false};
+    const bool same = all_untouched(params, tensors, marks.data(), odd);
+    if (!odd) {
+      return PyBool_FromLong(same);
+    }
+  }
   for (Py_ssize_t i = 0; i < count; i++) {
     if (!THPVariable_CheckExact(PyList_GET_ITEM(params, i))) {
       Py_RETURN_NONE;
@@ -374,13 +519,6 @@ PyObject* untouched(PyObject*, PyObject* args) {
   Py_ssize_t place = 0;
   bool same = true;
   for (Py_ssize_t i = 0; i < count && same; i++) {
-    if (const auto* next = fetch_tensor(params, i)) {
-      // The gradient is among the first words there.
-      __builtin_prefetch(next->autograd_meta());
-    }
-    if (const auto* next = fetch_tensor(tensors, i)) {
-      fetch_behind(next->version_counter());
-    }
     const at::Tensor& grad = grad_of(THPVariable_Unpack(PyList_GET_ITEM(params, i)));
     if (!grad.defined()) {
       same = count != expected;
@@ -394,10 +532,8 @@ PyObject* untouched(PyObject*, PyObject* args) {
     if (!THPVariable_CheckExact(object)) {
       Py_RETURN_NONE;
     }
-    // A tensor that an object is held of has no other object.
     const at::Tensor& tensor = THPVariable_Unpack(object);
-    same = tensor.is_same(grad) &&
-        version_of(tensor) == marks.data()[place];
+    same = tensor.is_same(grad) && version_of(tensor) == marks.data()[place];
     place++;
   }
   return PyBool_FromLong(same && place == expected);
@@ -430,30 +566,50 @@ PyObject* addresses(PyObject*, PyObject* tensors) {
 
 PyObject* begin_at(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject* tensors = nullptr;
-  PyObject* begins = nullptr;
-  if (!PyArg_ParseTuple(args, "OO", &tensors, &begins)) {
+  PyObject* lists = nullptr;
+  PyObject* rows = nullptr;
+  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &lists, &PyList_Type, &rows)) {
     return nullptr;
   }
-  const Held expected(begins);
-  if (!PyList_Check(tensors) || !expected.valid()) {
-    Py_RETURN_NONE;
+  if (PyList_GET_SIZE(lists) != PyList_GET_SIZE(rows)) {
+    Py_RETURN_FALSE;
   }
-  const Py_ssize_t count = PyList_GET_SIZE(tensors);
-  bool same = count == expected.size();
-  for (Py_ssize_t i = 0; i < count && same; i++) {
-    if (const auto* next = fetch_tensor(tensors, i)) {
-      if (next->has_storage()) {
-        fetch(next->unsafe_storage().unsafeGetStorageImpl());
-      }
-    }
-    PyObject* object = PyList_GET_ITEM(tensors, i);
-    if (!THPVariable_CheckExact(object)) {
+  for (Py_ssize_t row = 0; row < PyList_GET_SIZE(lists); row++) {
+    PyObject* tensors = PyList_GET_ITEM(lists, row);
+    const Held begins(PyList_GET_ITEM(rows, row));
+    if (!PyList_Check(tensors) || !begins.valid()) {
       Py_RETURN_NONE;
     }
-    same = address_of(THPVariable_Unpack(object)) == expected.data()[i];
+    const Py_ssize_t count = PyList_GET_SIZE(tensors);
+    if (count != begins.size()) {
+      Py_RETURN_FALSE;
+    }
+    std::atomic<bool> moved{false}, odd{false};
+    const auto look = [&](int64_t begin, int64_t end) {
+      bool same = true, lazy = false;
+      for (int64_t i = begin; i < end; i++) {
+        PyObject* object = PyList_GET_ITEM(tensors, i);
+        if (!THPVariable_CheckExact(object)) {
+          lazy = true;
+          break;
+        }
+        same &= address_seen(THPVariable_Unpack(object), lazy) == begins.data()[i];
+      }
+      if (lazy) {
+        odd = true;
+      } else if (!same) {
+        moved = true;
+      }
+    };
+    if (!gradscale::share(count, look) || odd) {
+      // Python copies what is copied on write, and raises where there is no address.
+      Py_RETURN_NONE;
+    }
+    if (moved) {
+      Py_RETURN_FALSE;
+    }
   }
-  return PyBool_FromLong(same);
+  Py_RETURN_TRUE;
   END_HANDLE_TH_ERRORS
 }
 
@@ -467,21 +623,55 @@ PyObject* note_writes(PyObject*, PyObject* tensors) {
     Py_RETURN_NONE;
   }
   const Py_ssize_t count = PyList_GET_SIZE(tensors);
-  for (Py_ssize_t i = 0; i < count; i++) {
-    if (!THPVariable_CheckExact(PyList_GET_ITEM(tensors, i))) {
-      Py_RETURN_NONE;
+  std::atomic<bool> odd{false};
+  gradscale::share(count, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      if (!THPVariable_CheckExact(PyList_GET_ITEM(tensors, i))) {
+        odd = true;
+      }
     }
+  });
+  if (odd) {
+    Py_RETURN_NONE;
   }
-  for (Py_ssize_t i = 0; i < count; i++) {
-    if (const auto* next = fetch_tensor(tensors, i)) {
-      fetch_behind(next->version_counter());
+  gradscale::share(count, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
+      if (!tensor.is_inference()) {
+        tensor.unsafeGetTensorImpl()->bump_version();
+      }
     }
-    const at::Tensor& tensor = THPVariable_Unpack(PyList_GET_ITEM(tensors, i));
-    if (!tensor.is_inference()) {
-      tensor.unsafeGetTensorImpl()->bump_version();
-    }
-  }
+  });
   Py_RETURN_TRUE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* scalars(PyObject*, PyObject* object) {
+  HANDLE_TH_ERRORS
+  if (!THPVariable_CheckExact(object)) {
+    Py_RETURN_NONE;
+  }
+  const at::Tensor& whole = THPVariable_Unpack(object);
+  if (whole.layout() != at::kStrided || whole.dim() != 1) {
+    Py_RETURN_NONE;
+  }
+  Owned found(PyTuple_New(whole.numel()));
+  if (found.get() == nullptr) {
+    return nullptr;
+  }
+  for (int64_t i = 0; i < whole.numel(); i++) {
+    auto one = at::detail::make_tensor<c10::TensorImpl>(
+        c10::TensorImpl::VIEW, c10::Storage(whole.storage()), whole.key_set(), whole.dtype());
+    one.unsafeGetTensorImpl()->set_storage_offset(
+        whole.storage_offset() + i * whole.stride(0));
+    one.unsafeGetTensorImpl()->set_sizes_and_strides(at::IntArrayRef(), at::IntArrayRef());
+    PyObject* scalar = THPVariable_Wrap(one);
+    if (scalar == nullptr) {
+      return nullptr;
+    }
+    PyTuple_SET_ITEM(found.get(), i, scalar);
+  }
+  return Py_NewRef(found.get());
   END_HANDLE_TH_ERRORS
 }
 
@@ -506,6 +696,37 @@ PyObject* same(PyObject*, PyObject* args) {
   Py_RETURN_TRUE;
 }
 
+// Whether each dictionary holds just as many values, these in all. Sets `odd` where one
+// must be looked at by itself.
+bool same_entries(
+    const std::vector<PyObject*>& dictionaries,
+    PyObject* values,
+    std::atomic<bool>& odd) {
+  const auto owners = static_cast<Py_ssize_t>(dictionaries.size());
+  const Py_ssize_t each = owners == 0 ? 0 : PyList_GET_SIZE(values) / owners;
+  std::atomic<bool> differ{each * owners != PyList_GET_SIZE(values)};
+  const auto look = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      PyObject* entries = dictionaries[i];
+      if (!PyDict_Check(entries) || PyDict_GET_SIZE(entries) != each) {
+        odd = true;
+        return;
+      }
+      Py_ssize_t at = 0, value = i * each;
+      PyObject *name = nullptr, *entry = nullptr;
+      while (PyDict_Next(entries, &at, &name, &entry)) {
+        if (entry != PyList_GET_ITEM(values, value++)) {
+          differ = true;
+        }
+      }
+    }
+  };
+  if (differ || !gradscale::share(owners, look)) {
+    odd = true;
+  }
+  return !differ;
+}
+
 PyObject* same_state(PyObject*, PyObject* args) {
   PyObject* state = nullptr;
   PyObject* owners = nullptr;
@@ -524,25 +745,45 @@ PyObject* same_state(PyObject*, PyObject* args) {
   if (PyDict_GET_SIZE(state) != owner_count) {
     Py_RETURN_FALSE;
   }
-  Py_ssize_t at = 0, owner = 0, value = 0;
+  std::vector<PyObject*> dictionaries;
+  dictionaries.reserve(static_cast<size_t>(owner_count));
+  Py_ssize_t at = 0;
   PyObject *key = nullptr, *entries = nullptr;
   bool fits = true;
   while (PyDict_Next(state, &at, &key, &entries)) {
-    if (!PyDict_Check(entries)) {
+    const auto owner = static_cast<Py_ssize_t>(dictionaries.size());
+    fits &= key == PyList_GET_ITEM(owners, owner);
+    dictionaries.push_back(entries);
+  }
+  std::atomic<bool> odd{false};
+  const bool same = same_entries(dictionaries, values, odd);
+  if (!odd) {
+    return PyBool_FromLong(fits && same);
+  }
+  Py_ssize_t value = 0;
+  for (PyObject* one : dictionaries) {
+    if (!PyDict_Check(one)) {
       Py_RETURN_NONE;
     }
-    if (!fits) {
-      continue;
-    }
-    fits = key == PyList_GET_ITEM(owners, owner++);
     Py_ssize_t inner = 0;
     PyObject *name = nullptr, *entry = nullptr;
-    while (fits && PyDict_Next(entries, &inner, &name, &entry)) {
+    while (fits && PyDict_Next(one, &inner, &name, &entry)) {
       fits = value < value_count && entry == PyList_GET_ITEM(values, value);
       value++;
     }
   }
   return PyBool_FromLong(fits && value == value_count);
+}
+
+// For tests: how many threads help, and from how many tensors on; -1 as it should be.
+PyObject* set_crew(PyObject*, PyObject* args) {
+  int helpers = -1, few = -1;
+  if (!PyArg_ParseTuple(args, "ii", &helpers, &few)) {
+    return nullptr;
+  }
+  gradscale::helpers_wanted = std::min(helpers, gradscale::MOST_HELPERS);
+  gradscale::fewest = few < 0 ? gradscale::FEW : few;
+  Py_RETURN_NONE;
 }
 
 PyMethodDef methods[] = {
@@ -552,8 +793,10 @@ PyMethodDef methods[] = {
     {"begin_at", begin_at, METH_VARARGS, nullptr},
     {"versions", versions, METH_O, nullptr},
     {"note_writes", note_writes, METH_O, nullptr},
+    {"scalars", scalars, METH_O, nullptr},
     {"same", same, METH_VARARGS, nullptr},
     {"same_state", same_state, METH_VARARGS, nullptr},
+    {"set_crew", set_crew, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -5,7 +5,7 @@ asks each for everything.
 """
 
 from array import array
-from collections.abc import Iterable, MutableSequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from itertools import chain
 from operator import attrgetter, is_
 from typing import Any, NamedTuple
@@ -112,9 +112,9 @@ def addresses(tensors: list[Tensor]) -> Numbers:
     return numbers(map(Tensor.data_ptr, tensors))
 
 
-def begin_at(tensors: list[Tensor], begins: Numbers) -> bool:
-    """Return whether the tensors begin at these addresses."""
-    return addresses(tensors) == begins
+def begin_at(lists: list[list[Tensor]], rows: list[Numbers]) -> bool:
+    """Return whether the tensors of each list begin at the addresses of its row."""
+    return list(map(addresses, lists)) == rows
 
 
 def versions(tensors: list[Tensor]) -> Numbers:
@@ -125,6 +125,11 @@ def versions(tensors: list[Tensor]) -> Numbers:
 def note_writes(tensors: list[Tensor]) -> None:
     """Tell autograd of a write to each that it has not seen."""
     torch.autograd.graph.increment_version(tensors)
+
+
+def scalars(vector: Tensor) -> Sequence[Tensor]:
+    """Return each element by itself, sharing its memory. No gradient goes through."""
+    return vector.unbind()
 
 
 def same(some: list[Any], others: list[Any]) -> bool:
