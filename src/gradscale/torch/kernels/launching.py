@@ -112,9 +112,9 @@ def _start_of(made: Any, programs: int) -> Callable[..., None]:
     third of a launch.
     """
     heard = made[programs, 1, 1]
-    parts = [getattr(made, name, None) for name in _PARTS]
+    parts: list[Any] = [getattr(made, name, None) for name in _PARTS]
     runtime = getattr(getattr(triton, "knobs", None), "runtime", None)
-    chains = [getattr(runtime, name, None) for name in _CHAINS]
+    chains: list[Any] = [getattr(runtime, name, None) for name in _CHAINS]
     if None in parts or not all(hasattr(chain, "calls") for chain in chains):
         return heard
     (run, function, packed), (enter, leave) = parts, chains
