@@ -52,13 +52,25 @@ def note_plainly_(
     output: Tensor, scale: Tensor, ledger: Ledger, *, first: bool
 ) -> None:
     """Note the same by plain operations."""
+    here = output.device == scale.device and output.layout is torch.strided
+    if here and output.dim() == 0 and output.dtype is torch.float32:
+        loss = output.detach()
+        # 0 for what is finite, else NaN.
+        ledger.fields.loss_trace.addcmul_(loss, ledger.zero)
+        ledger.used_scale.copy_(scale)
+        _add_(ledger, loss, first=first)
+        return
     trace = trace_of(output)
     if trace is not None:
         ledger.fields.loss_trace.add_(moved(trace, scale.device))
     ledger.used_scale.copy_(scale)
     if is_a_loss(output):
         loss = moved(output.detach().reshape(()), ledger.loss.device)
-        if first:
-            ledger.loss.copy_(loss)
-        else:
-            ledger.loss.add_(loss)
+        _add_(ledger, loss, first=first)
+
+
+def _add_(ledger: Ledger, loss: Tensor, *, first: bool) -> None:
+    if first:
+        ledger.loss.copy_(loss)
+    else:
+        ledger.loss.add_(loss)

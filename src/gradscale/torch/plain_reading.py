@@ -145,7 +145,11 @@ def _read_in_pieces(
 
 
 def _flat(tensors: list[Tensor], piece: _Piece) -> Tensor:
-    return torch._utils._flatten_dense_tensors([tensors[i] for i in piece.places])
+    chosen = [tensors[i] for i in piece.places]
+    # Most of them are vectors: a view of each would take longer than the copy.
+    if set(map(Tensor.dim, chosen)) == {1}:
+        return torch.cat(chosen)
+    return torch._utils._flatten_dense_tensors(chosen)
 
 
 def _peaks_of(flat: Tensor, piece: _Piece, dtype: torch.dtype) -> Tensor:
