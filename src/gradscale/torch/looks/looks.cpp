@@ -94,6 +94,7 @@ class Held {
 // is time enough for one to arrive.
 constexpr int64_t AWAY = 8;
 constexpr int64_t AHEAD = 5 * AWAY;
+// Gradients whose objects one thread makes while they are in its cache.
 constexpr Py_ssize_t TOGETHER = 512;
 
 template <typename Whole>
@@ -288,8 +289,8 @@ void see(PyObject* params, const at::Tensor& first, int64_t from, int64_t to, Se
         odd |= !param.is_leaf();
         continue;
       }
-      if (grad.layout() != at::kStrided || grad.scalar_type() != first.scalar_type() ||
-          !grad.is_contiguous()) {
+      if (grad.layout() != at::kStrided || grad.is_nested() ||
+          grad.scalar_type() != first.scalar_type() || !grad.is_contiguous()) {
         odd = true;
         break;
       }
@@ -470,7 +471,7 @@ bool all_untouched(
       }
       const at::Tensor& grad = THPVariable_Unpack(param).unsafeGetTensorImpl()->grad();
       const at::Tensor& tensor = THPVariable_Unpack(object);
-      if (!grad.defined()) {
+      if (!grad.defined() || tensor.is_inference()) {
         odd = true;
         return;
       }
