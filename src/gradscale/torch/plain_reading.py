@@ -121,13 +121,14 @@ def _read_in_pieces(
     tensors: list[Tensor], split: _Split, norm_type: float | None
 ) -> tuple[Tensor, Peaks, Tensor | None]:
     """Read as `read_on_device` does, and keep no copy: the peaks are taken at once."""
-    each, norms = [], []
+    each: list[Tensor] = []
+    norms: list[Tensor] = []
     for piece in split.pieces:
         flat = _flat(tensors, piece)
         each.append(_peaks_of(flat, piece, _at_least_f32(flat.dtype)))
-        if norm_type not in (None, math.inf):
-            wide = _for_norms(flat)
-            norms.append(torch.linalg.vector_norm(flat, norm_type, dtype=wide))
+        if norm_type is not None and norm_type != math.inf:
+            # Unlike torch.linalg.vector_norm, it needs no wide copy.
+            norms += torch._foreach_norm([flat], norm_type, dtype=_for_norms(flat))
     if split.large:
         _, larges, norm = _read_each([tensors[i] for i in split.large], norm_type)
         each.append(larges())
