@@ -92,7 +92,7 @@ def clip_params_(
         norm, factors = voice.agree_on_norm(norm, norm_type), [inv_scale]
     assert norm is not None
     clip = clip_of(norm, max_norm, torch.stack(factors).amin())
-    multiply_(gradients.tensors, clip.coef)
+    multiply_(gradients.tensors, clip.coef, gradients.kind)
     return clip.applied()
 
 

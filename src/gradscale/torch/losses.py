@@ -31,10 +31,10 @@ def note_(
     if usable(kernels, scale.device) and is_a_loss(output) and _is_plain(output, scale):
         try:
             # Here, for Triton may be missing.
-            from gradscale.torch.kernels import noting
+            from gradscale.torch.kernels.noting import DTYPES, launch_
 
-            if output.dtype in noting.DTYPES:
-                noting.note_(output, scale, ledger, first)
+            if output.dtype in DTYPES:
+                launch_(output, scale, ledger, first)
                 return
         except Exception as error:
             # Nothing is written yet: a kernel that was started does not raise.

@@ -442,7 +442,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._iteration.stage(step) is OptState.READY:
             return
         assert step.gradients is not None
-        multiply_(step.gradients.tensors, clip.coef)
+        multiply_(step.gradients.tensors, clip.coef, step.gradients.kind)
         step.clip = step.clip.applied()
         step.close()
         self._iteration.also_skip(step, clip.found)

@@ -28,7 +28,7 @@ def unscale_once_(
         for tensor, version in zip(other.gradients.tensors, other.versions, strict=True)
     }
     if not unscaled:
-        multiply_(step.gradients.tensors, inv_scale)
+        multiply_(step.gradients.tensors, inv_scale, step.gradients.kind)
         return
     fresh, rest = [], []
     pairs = zip(step.gradients.params, step.gradients.tensors, strict=True)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradscale.torch.devices import moved
 from gradscale.torch.gradients import by_kind
+from gradscale.torch.looks.plain import Kind
 
 
 def inverse(scale: Tensor) -> Tensor:
@@ -19,7 +20,9 @@ def inverse(scale: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def multiply_(tensors: Sequence[Tensor], multiplier: Tensor) -> None:
+def multiply_(
+    tensors: Sequence[Tensor], multiplier: Tensor, kind: Kind | None = None
+) -> None:
     """Multiply each tensor by `multiplier` in place, in f32 or wider, then round.
 
     No host sync. Undefined if two entries share memory.
@@ -27,8 +30,9 @@ def multiply_(tensors: Sequence[Tensor], multiplier: Tensor) -> None:
     Args:
         tensors: float[...] each, any mix of dtypes and devices.
         multiplier: f32[] or f32[1], on any device.
+        kind: Device and dtype of all of them, if that is known.
     """
-    for (device, dtype), _, group in by_kind(tensors):
+    for (device, dtype), group in _groups(tensors, kind):
         here = moved(multiplier, device)
         if dtype is torch.bfloat16 and device.type != "cpu":
             # The op below has no bf16 kernel on CUDA in torch 2.11 and 2.13.
@@ -40,3 +44,11 @@ def multiply_(tensors: Sequence[Tensor], multiplier: Tensor) -> None:
             torch._amp_foreach_non_finite_check_and_unscale_(
                 group, torch.zeros_like(here), here
             )
+
+
+def _groups(
+    tensors: Sequence[Tensor], kind: Kind | None
+) -> list[tuple[Kind, list[Tensor]]]:
+    if kind is not None:
+        return [(kind, list(tensors))]
+    return [(found, group) for found, _, group in by_kind(tensors)]

@@ -23,7 +23,7 @@ def test_the_kernel_writes_what_plain_operations_write(device, dtype, value):
     scale = torch.tensor(2.0**20, device=device)
     for count, loss in enumerate((0.1, value, 1e-3)):
         output = torch.tensor(loss, device=device).to(dtype).requires_grad_()
-        noting.note_(output, scale, by_kernel, first=count == 0)
+        noting.launch_(output, scale, by_kernel, first=count == 0)
         losses.note_plainly_(output, scale, by_torch, first=count == 0)
         assert shown(by_kernel) == shown(by_torch)
 
@@ -32,7 +32,7 @@ def test_the_kernel_writes_what_plain_operations_write(device, dtype, value):
 def test_the_first_loss_replaces_whatever_was_there(device, first):
     ledger = new_ledger(device, 8.0)
     ledger.loss.fill_(NAN)
-    noting.note_(torch.tensor(2.0, device=device), ledger.one, ledger, first)
+    noting.launch_(torch.tensor(2.0, device=device), ledger.one, ledger, first)
     assert repr(ledger.loss.item()) == ("2.0" if first else "nan")
     assert ledger.fields.loss_trace.item() == 0.0
 
@@ -40,7 +40,7 @@ def test_the_first_loss_replaces_whatever_was_there(device, first):
 def test_a_loss_that_only_f64_holds_is_finite(device):
     ledger = new_ledger(device, 8.0)
     loss = torch.tensor(1e300, dtype=torch.float64, device=device)
-    noting.note_(loss, ledger.one, ledger, first=True)
+    noting.launch_(loss, ledger.one, ledger, first=True)
     assert (ledger.fields.loss_trace.item(), ledger.loss.item()) == (0.0, INF)
 
 
@@ -71,13 +71,13 @@ def one(device, value=3.0, dtype=torch.float32):
 def test_whatever_is_scaled_is_noted_in_one_way_or_the_other(
     device, monkeypatch, output, by_kernel
 ):
-    calls, note = [], noting.note_
+    calls, note = [], noting.launch_
 
     def counted(*given):
         calls.append(given)
         note(*given)
 
-    monkeypatch.setattr(noting, "note_", counted)
+    monkeypatch.setattr(noting, "launch_", counted)
     ledger, scale = new_ledger(device, 8.0), torch.tensor(4.0, device=device)
     output = output(device)
     losses.note_(output, scale, ledger, first=True, kernels="triton")

@@ -276,6 +276,24 @@ def test_one_tensor_among_many_that_lies_elsewhere_is_seen(looks_in_cpp):
     assert looks_in_cpp.begin_at([others, tensors], rows) is True
 
 
+@given(
+    mix=st.lists(st.sampled_from([*ORDINARY, "view", "across", "empty", "meta"])),
+    others=st.lists(st.sampled_from(ORDINARY), max_size=3),
+)
+@TWINS
+def test_lists_are_surveyed_alike(looks_in_cpp, mix, others):
+    lists = [[PARAMS[name]() for name in names] for names in (mix, others)]
+    lists.append([param.grad for param in lists[0] if param.grad is not None])
+    told = looks_in_cpp.survey(lists)
+    assert plain.Survey._make(told) == plain.survey(lists)
+
+
+def test_a_subclass_among_surveyed_tensors_is_no_ordinary_one(looks_in_cpp):
+    lists = [[torch.ones(2)], [torch.ones(2), torch.ones(2).as_subclass(Special)]]
+    assert looks_in_cpp.survey(lists) is None
+    assert plain.survey(lists) is None
+
+
 @pytest.mark.parametrize("look", ["addresses", "versions", "note_writes"])
 def test_lists_with_a_subclass_are_left_to_python(looks_in_cpp, look):
     tensors = [torch.ones(3), torch.ones(3).as_subclass(Special)]
@@ -416,6 +434,7 @@ def test_no_look_keeps_or_drops_a_reference(looks_in_cpp):
         looks_in_cpp.gather(views, False, None, None)
         looks_in_cpp.untouched(params, grads, marks)
         looks_in_cpp.addresses(params)
+        looks_in_cpp.survey([params, grads])
         looks_in_cpp.begin_at([params], [marks])
         looks_in_cpp.begin_at([grads], [plain.addresses(grads)])
         looks_in_cpp.versions([*params, "no tensor"])

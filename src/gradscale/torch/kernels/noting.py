@@ -13,7 +13,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _LOSS_TRACE = tl.constexpr(KEPT.index("loss_trace"))
 
 
-def note_(loss: Tensor, scale: Tensor, ledger: Ledger, first: bool) -> None:
+def launch_(loss: Tensor, scale: Tensor, ledger: Ledger, first: bool) -> None:
     """Do what `losses.note_plainly_` does for one element, on the ledger's device.
 
     Args:

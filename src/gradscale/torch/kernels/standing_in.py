@@ -33,7 +33,6 @@ _DECOUPLED: dict[Any, bool] = {torch._fused_adam_: False, torch._fused_adamw_: T
 _LISTS = 6
 _NUMBERS = "lr", "beta1", "beta2", "eps", "weight_decay"
 _SETTINGS = {*_NUMBERS, "amsgrad", "maximize", "grad_scale", "found_inf"}
-_PLAIN = {Tensor, torch.nn.Parameter}
 # So few tensors and elements are one launch for torch as well, and for the host its
 # way is the shorter one.
 FEW, LITTLE = 32, 2**22
@@ -85,7 +84,7 @@ class StandIn:
             found_inf: f32[], on the device of all lists.
         """
         lists = [one for one in lists if one]
-        if _is_little(lists[0]) or not _are_plain(lists, found_inf):
+        if _is_little(lists[0]) or not _are_f32(lists, found_inf):
             return None
         params, grads = lists[:2]
         try:
@@ -152,7 +151,7 @@ class _Group:
         self._rates: tuple[float, float] | None = None
         self._betas = torch.empty(0)
 
-    def table(self, lists: Sequence[list[Tensor]]) -> Table | None:
+    def table(self, lists: list[list[Tensor]]) -> Table | None:
         """Return a table with a row for each list; None if it cannot be walked.
 
         No host sync.
@@ -160,16 +159,14 @@ class _Group:
         Args:
             lists: Of f32 tensors; parameters first, gradients second, counts last.
         """
-        rows = [looks.addresses(one) for one in lists]
-        numels = looks.numbers(map(Tensor.numel, lists[0]))
+        seen = looks.survey(lists)
+        if seen is None:
+            return None
+        rows, numels, contiguous = seen
         # Gradients may come to lie elsewhere in every step, the others do not.
         known = rows[:1] + rows[2:] == self._rows[:1] + self._rows[2:]
         shaped = lists[:-1]
-        if not (
-            known
-            and numels == self._numels
-            and all(all(map(Tensor.is_contiguous, one)) for one in shaped)
-        ):
+        if not (known and contiguous and numels == self._numels):
             kinds = [(one[0].dtype, one[0].device) for one in shaped]
             alike = (in_step(one, kinds) for one in zip(*shaped, strict=True))
             # Two programs would count at one place.
@@ -267,16 +264,13 @@ def _is_little(params: list[Tensor]) -> bool:
     return len(params) <= FEW and sum(map(Tensor.numel, params)) <= LITTLE
 
 
-def _are_plain(lists: Sequence[list[Tensor]], flag: Tensor) -> bool:
-    """Return whether these can be walked by their addresses, all of them f32.
+def _are_f32(lists: Sequence[list[Tensor]], flag: Tensor) -> bool:
+    """Return whether all are, on the device of the flag.
 
     Within a list, torch has seen to it that all are of one device and dtype.
     """
     return all(
-        {*map(type, one)} <= _PLAIN
-        and one[0].dtype is torch.float32
-        and one[0].device == flag.device
-        for one in lists
+        one[0].dtype is torch.float32 and one[0].device == flag.device for one in lists
     )
 
 

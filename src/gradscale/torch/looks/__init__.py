@@ -13,11 +13,12 @@ from torch import Tensor
 
 from gradscale.torch.looks import building, plain
 from gradscale.torch.looks.building import build, build_soon
-from gradscale.torch.looks.plain import Gathered, Kind, Numbers, numbers
+from gradscale.torch.looks.plain import Gathered, Kind, Numbers, Survey, numbers
 
 __all__ = [
     "Gathered",
     "Numbers",
+    "Survey",
     "addresses",
     "begin_at",
     "build",
@@ -28,6 +29,7 @@ __all__ = [
     "same",
     "same_state",
     "scalars",
+    "survey",
     "untouched",
     "versions",
 ]
@@ -64,6 +66,13 @@ def addresses(tensors: list[Tensor]) -> Numbers:
     native = _native()
     told = None if native is None else native.addresses(tensors)
     return plain.addresses(tensors) if told is None else told
+
+
+def survey(lists: list[list[Tensor]]) -> Survey | None:
+    """Look as `plain.survey` does."""
+    native = _native()
+    told = None if native is None else native.survey(lists)
+    return plain.survey(lists) if told is None else Survey._make(told)
 
 
 def begin_at(lists: list[list[Tensor]], rows: list[Numbers]) -> bool:

@@ -565,6 +565,51 @@ PyObject* addresses(PyObject*, PyObject* tensors) {
   return of_each(tensors, address_of);
 }
 
+PyObject* survey(PyObject*, PyObject* lists) {
+  HANDLE_TH_ERRORS
+  if (!PyList_Check(lists)) {
+    Py_RETURN_NONE;
+  }
+  Owned rows(PyList_New(0));
+  if (rows.get() == nullptr) {
+    return nullptr;
+  }
+  Numbers numels;
+  bool contiguous = true;
+  for (Py_ssize_t row = 0; row < PyList_GET_SIZE(lists); row++) {
+    PyObject* tensors = PyList_GET_ITEM(lists, row);
+    if (!PyList_Check(tensors)) {
+      Py_RETURN_NONE;
+    }
+    const auto count = static_cast<size_t>(PyList_GET_SIZE(tensors));
+    Numbers begins(count), sizes(count);
+    for (size_t i = 0; i < count; i++) {
+      PyObject* object = PyList_GET_ITEM(tensors, static_cast<Py_ssize_t>(i));
+      if (!THPVariable_CheckExact(object)) {
+        Py_RETURN_NONE;
+      }
+      const at::Tensor& tensor = THPVariable_Unpack(object);
+      begins[i] = address_of(tensor);
+      sizes[i] = tensor.numel();
+      contiguous &= tensor.is_contiguous();
+    }
+    Owned found(array_of(begins));
+    if (found.get() == nullptr || PyList_Append(rows.get(), found.get()) != 0) {
+      return nullptr;
+    }
+    if (row == 0) {
+      numels = std::move(sizes);
+    }
+  }
+  Owned sizes(array_of(numels));
+  if (sizes.get() == nullptr) {
+    return nullptr;
+  }
+  return PyTuple_Pack(
+      3, rows.get(), sizes.get(), contiguous ? Py_True : Py_False);
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* begin_at(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* lists = nullptr;
@@ -791,6 +836,7 @@ PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, nullptr},
     {"untouched", untouched, METH_VARARGS, nullptr},
     {"addresses", addresses, METH_O, nullptr},
+    {"survey", survey, METH_O, nullptr},
     {"begin_at", begin_at, METH_VARARGS, nullptr},
     {"versions", versions, METH_O, nullptr},
     {"note_writes", note_writes, METH_O, nullptr},

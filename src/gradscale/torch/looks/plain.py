@@ -38,6 +38,20 @@ class Gathered(NamedTuple):
     numels: Numbers
 
 
+class Survey(NamedTuple):
+    """What a kernel must know of lists that it is to walk together.
+
+    Attributes:
+        rows: For each list, where its tensors begin.
+        numels: How many elements those of the first list have.
+        contiguous: All of all lists are.
+    """
+
+    rows: list[Numbers]
+    numels: Numbers
+    contiguous: bool
+
+
 def numbers(values: Iterable[int]) -> Numbers:
     """Return the numbers as an array of type "q"."""
     # From a list: its length is known.
@@ -110,6 +124,18 @@ def untouched(params: list[Tensor], tensors: list[Tensor], marks: Numbers) -> bo
 def addresses(tensors: list[Tensor]) -> Numbers:
     """Return where the tensors begin."""
     return numbers(map(Tensor.data_ptr, tensors))
+
+
+def survey(lists: list[list[Tensor]]) -> Survey | None:
+    """Return what a kernel must know; None if a tensor is of a class of its own."""
+    ordinary = {Tensor, torch.nn.Parameter}
+    if not all({*map(type, one)} <= ordinary for one in lists):
+        return None
+    return Survey(
+        list(map(addresses, lists)),
+        numbers(map(Tensor.numel, lists[0])),
+        all(all(map(Tensor.is_contiguous, one)) for one in lists),
+    )
 
 
 def begin_at(lists: list[list[Tensor]], rows: list[Numbers]) -> bool:
