@@ -16,6 +16,8 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     A copy to the host must be waited for: the next operation there would read the
     memory before the data arrives.
     """
+    if tensor.device == device:
+        return tensor
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 

@@ -138,6 +138,46 @@ def test_tensors_that_come_and_go_are_seen(device):
     assert [step.item() for step in ours.steps] == [3.0, 3.0, 5.0]
 
 
+def turned(tensor):
+    tensor.data = tensor.data.t()
+
+
+def shorter(tensor):
+    tensor.data = tensor.data[:1]
+
+
+@pytest.mark.parametrize("change", [turned, shorter])
+def test_a_parameter_that_lies_otherwise_at_its_address_is_seen(change):
+    plans, params = Plans(), [zeros(2, 2), zeros(2, 2)]
+    grads, momenta = ([zeros(2, 2), zeros(2, 2)] for _ in range(2))
+    assert plans.of([params, grads, momenta], [], CHUNK).rest == []
+    change(params[1])
+    assert plans.of([params, grads, momenta], [], CHUNK).rest == [1]
+
+
+def test_a_count_in_new_memory_is_seen():
+    plans, params, grads = Plans(), [zeros(3)], [zeros(3)]
+    steps = [torch.zeros(())]
+    for _ in range(2):
+        table, _ = plans.of([params, grads], steps, CHUNK)
+        assert table.cells[-1].tolist() == [steps[0].data_ptr()]
+        steps[0].data = torch.zeros(())
+
+
+def test_lists_without_counts_are_looked_at_once(monkeypatch):
+    looked, plans, look = [], Plans(), Plans._look
+
+    def counted(self, lists):
+        looked.append(1)
+        look(self, lists)
+
+    monkeypatch.setattr(Plans, "_look", counted)
+    params, grads, momenta = ([zeros(3), zeros(4)] for _ in range(3))
+    for _ in range(3):
+        plans.of([params, grads, momenta], [], CHUNK)
+    assert len(looked) == 1
+
+
 def test_gradients_in_new_memory_are_seen(device):
     lists, plans = adam_lists(device, sizes=(3, 1030)), Plans()
     ours, theirs = copied(lists), copied(lists)

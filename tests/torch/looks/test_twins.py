@@ -1,11 +1,13 @@
 """The looks in C++ answer what those in Python answer."""
 
+import faulthandler
 import gc
 import os
 import signal
 import sys
 from array import array
 from collections import OrderedDict, defaultdict
+from typing import ClassVar
 
 import pytest
 import torch
@@ -27,12 +29,35 @@ TWINS = settings(
 def _crew(request, looks_in_cpp):
     """Run each test with one thread, and with some that share every look."""
     looks_in_cpp.set_crew(*((0, -1) if request.param == "alone" else (3, 1)))
+    # A helper that asked for the GIL would wait forever, and everybody with it.
+    faulthandler.dump_traceback_later(300.0, exit=True)
     yield
+    faulthandler.cancel_dump_traceback_later()
     looks_in_cpp.set_crew(-1, -1)
 
 
 class Special(Tensor):
     """A subclass, of which nothing is known."""
+
+
+class Answering(Tensor):
+    """A subclass for which Python answers, even when asked for its strides."""
+
+    asked: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = Tensor._make_wrapper_subclass(
+            cls, inner.shape, dtype=inner.dtype, dispatch_sizes_strides_policy="strides"
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        cls.asked.append(func.__name__)
+        inner = [getattr(one, "inner", one) for one in args]
+        return func(*inner, **(kwargs or {}))
 
 
 def holding(grad, *, kind=torch.nn.Parameter):
@@ -245,35 +270,59 @@ def test_addresses_and_versions_are_alike(looks_in_cpp, mix):
     assert looks_in_cpp.versions(tensors) == plain.versions(tensors)
 
 
+def lying(tensors):
+    """Return what `as_before` is asked for these tensors."""
+    return [tensors], [plain.addresses(tensors)], plain.numbers(map(len, tensors))
+
+
+def elsewhere(tensor):
+    tensor.data = torch.zeros_like(tensor)
+
+
+def shorter(tensor):
+    tensor.data = tensor.data[:-1]
+
+
+def with_gaps(tensor):
+    tensor.data = tensor.data[::2]
+
+
+def longer(tensor):
+    tensor.data = tensor.data.as_strided((len(tensor) + 1,), (1,))
+
+
+CHANGES = [elsewhere, shorter, with_gaps, longer, nothing]
+
+
 @given(
-    mix=st.lists(st.sampled_from([*ORDINARY, "view", "across", "empty", "meta"])),
+    sizes=st.lists(st.integers(2, 5), max_size=150),
+    change=st.sampled_from(CHANGES),
     place=st.integers(0, 149),
 )
 @TWINS
-def test_what_lies_elsewhere_is_seen_alike(looks_in_cpp, mix, place):
-    tensors = [PARAMS[name]() for name in mix]
-    begins = plain.addresses(tensors)
-    # What is copied on write lies elsewhere once somebody has asked for its address.
-    assert looks_in_cpp.begin_at([tensors], [begins]) is True
-    assert looks_in_cpp.begin_at([tensors], [begins[1:]]) is not bool(mix)
-    if mix:
-        moved = tensors[place % len(mix)]
-        moved.data = torch.zeros_like(moved)
-    asked = [tensors, tensors[:1]], [begins, begins[:1]]
-    assert looks_in_cpp.begin_at(*asked) is plain.begin_at(*asked)
+def test_what_lies_otherwise_is_seen_alike(looks_in_cpp, sizes, change, place):
+    tensors = [torch.ones(size + 1)[:size] for size in sizes]
+    asked = lying(tensors)
+    assert looks_in_cpp.as_before(*asked) is True
+    assert looks_in_cpp.as_before([tensors], [asked[1][0][1:]], asked[2]) is not bool(
+        sizes
+    )
+    if sizes:
+        change(tensors[place % len(sizes)])
+    assert looks_in_cpp.as_before(*asked) is plain.as_before(*asked)
+    assert plain.as_before(*asked) is (change is nothing or not sizes)
 
 
 def test_one_tensor_among_many_that_lies_elsewhere_is_seen(looks_in_cpp):
-    tensors = [torch.ones(3) for _ in range(70)]
-    begins, old = plain.addresses(tensors), tensors[66].data
-    others = [torch.ones(2)]
-    rows = [plain.addresses(others), begins]
-    assert looks_in_cpp.begin_at([others, tensors], rows) is True
-    assert looks_in_cpp.begin_at([others, tensors], rows[1:]) is False
+    tensors, others = [torch.ones(3) for _ in range(70)], [torch.ones(3)] * 70
+    old = tensors[66].data
+    rows, numels = list(map(plain.addresses, (others, tensors))), array("q", [3] * 70)
+    assert looks_in_cpp.as_before([others, tensors], rows, numels) is True
+    assert looks_in_cpp.as_before([others, tensors], rows[1:], numels) is False
     tensors[66].data = torch.ones(3)
-    assert looks_in_cpp.begin_at([others, tensors], rows) is False
+    assert looks_in_cpp.as_before([others, tensors], rows, numels) is False
     tensors[66].data = old
-    assert looks_in_cpp.begin_at([others, tensors], rows) is True
+    assert looks_in_cpp.as_before([others, tensors], rows, numels) is True
 
 
 @given(
@@ -299,7 +348,7 @@ def test_lists_with_a_subclass_are_left_to_python(looks_in_cpp, look):
     tensors = [torch.ones(3), torch.ones(3).as_subclass(Special)]
     assert getattr(looks_in_cpp, look)(tensors) is None
     assert [tensor._version for tensor in tensors] == [0, 0]
-    assert looks_in_cpp.begin_at([tensors], [plain.addresses(tensors)]) is None
+    assert looks_in_cpp.as_before(*lying(tensors)) is None
 
 
 def test_an_address_that_cannot_be_had_raises_as_in_python(looks_in_cpp):
@@ -308,7 +357,7 @@ def test_an_address_that_cannot_be_had_raises_as_in_python(looks_in_cpp):
         plain.addresses(tensors)
     with pytest.raises(RuntimeError) as told:
         looks_in_cpp.addresses(tensors)
-    assert looks_in_cpp.begin_at([tensors], [array("q", [0])]) is None
+    assert looks_in_cpp.as_before([tensors], [array("q", [0])], array("q", [3])) is None
     assert type(told.value) is type(by_python.value)
 
 
@@ -319,12 +368,11 @@ def test_memory_that_is_copied_on_write_is_copied(looks_in_cpp):
 
 
 def test_memory_that_somebody_will_copy_on_write_is_left_to_python(looks_in_cpp):
-    tensors = [torch.ones(3) for _ in range(70)]
-    begins = plain.addresses(tensors)
+    asked = lying(tensors := [torch.ones(3) for _ in range(70)])
     lazy = torch._lazy_clone(tensors[66])
-    assert looks_in_cpp.begin_at([tensors], [begins]) is None
+    assert looks_in_cpp.as_before(*asked) is None
     # Where it is now, it may be written to.
-    assert plain.begin_at([tensors], [begins]) is False
+    assert plain.as_before(*asked) is False
     assert lazy.tolist() == [1.0, 1.0, 1.0]
 
 
@@ -435,8 +483,8 @@ def test_no_look_keeps_or_drops_a_reference(looks_in_cpp):
         looks_in_cpp.untouched(params, grads, marks)
         looks_in_cpp.addresses(params)
         looks_in_cpp.survey([params, grads])
-        looks_in_cpp.begin_at([params], [marks])
-        looks_in_cpp.begin_at([grads], [plain.addresses(grads)])
+        looks_in_cpp.as_before([params], [marks], marks)
+        looks_in_cpp.as_before(*lying(grads))
         looks_in_cpp.versions([*params, "no tensor"])
         looks_in_cpp.scalars(grads[0])
         looks_in_cpp.same(params, grads)
@@ -463,6 +511,33 @@ def test_what_is_returned_is_given_back(looks_in_cpp):
     assert sys.getrefcount(grad) == kept - 1
 
 
+# --- whoever answers for itself -------------------------------------------------------
+
+
+def test_no_code_of_others_runs_in_a_look_at_gradients(looks_in_cpp):
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(300)]
+    for param in params:
+        param.grad = torch.ones(3)
+    for place in (0, 200):
+        params[place].grad = Answering(torch.ones(3))
+        Answering.asked.clear()
+        assert looks_in_cpp.gather(params, False, None, None) is None
+        assert Answering.asked == []
+        params[place].grad = torch.ones(3)
+
+
+def test_a_tensor_of_a_transformation_is_left_to_python(looks_in_cpp):
+    tensors = [torch.ones(3) for _ in range(300)]
+    tensors[200] = torch._to_functional_tensor(Answering(torch.ones(3)))
+    assert type(tensors[200]) is Tensor
+    Answering.asked.clear()
+    zeros = array("q", [0] * 300)
+    begins = plain.addresses(tensors[:200]) + zeros[200:]
+    assert looks_in_cpp.as_before([tensors], [begins], array("q", [3] * 300)) is None
+    assert looks_in_cpp.survey([tensors]) is None
+    assert Answering.asked == []
+
+
 # --- the crew -------------------------------------------------------------------------
 
 
@@ -471,7 +546,7 @@ def test_looks_that_follow_each_other_are_all_right(looks_in_cpp):
     for param in params:
         param.grad = torch.ones(2)
     tensors, marks = [p.grad for p in params], plain.versions([p.grad for p in params])
-    begins = plain.addresses(params)
+    asked = lying(params)
     for turn in range(2000):
         place = turn % 1000
         found = looks_in_cpp.gather(params, False, None, None)
@@ -481,21 +556,20 @@ def test_looks_that_follow_each_other_are_all_right(looks_in_cpp):
         assert not looks_in_cpp.untouched(params, tensors, marks)
         marks[place] += 1
         looks_in_cpp.note_writes(params)
-        assert looks_in_cpp.begin_at([params], [begins])
+        assert looks_in_cpp.as_before(*asked)
     assert {param._version for param in params} == {2000}
 
 
 def test_a_forked_child_looks_by_itself(looks_in_cpp):
-    tensors = [torch.ones(2) for _ in range(300)]
-    begins = plain.addresses(tensors)
-    assert looks_in_cpp.begin_at([tensors], [begins])
+    asked = lying([torch.ones(2) for _ in range(300)])
+    assert looks_in_cpp.as_before(*asked)
     child = os.fork()
     if child == 0:
         # No more of Python than this: the other threads of the test are gone here.
         signal.alarm(30)
-        os._exit(0 if looks_in_cpp.begin_at([tensors], [begins]) else 1)
+        os._exit(0 if looks_in_cpp.as_before(*asked) else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert looks_in_cpp.begin_at([tensors], [begins])
+    assert looks_in_cpp.as_before(*asked)
 
 
 # --- the choice -----------------------------------------------------------------------

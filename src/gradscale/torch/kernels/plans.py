@@ -34,7 +34,8 @@ class Plans:
         # All lists but that of the gradients, and where their tensors begin.
         self._others: list[list[Tensor]] = []
         self._begins: list[looks.Numbers] = []
-        self._numels = looks.numbers(())
+        # Of all parameters, of as many counts, and of those that are in the table.
+        self._sizes = self._ones = self._numels = looks.numbers(())
         self._rest: list[int] = []
         self._contiguous = False
 
@@ -55,13 +56,9 @@ class Plans:
             grads_at: As in `Handed`.
         """
         params, grads, *more = lists
-        # Gradients may come to lie elsewhere in every step, the others do not. Lists
-        # are not changed: where the list is the same, so are shapes and strides.
         shaped = [params, *more]
         others = [*shaped, steps] if steps else shaped
-        held = looks.same(others, self._others) and looks.begin_at(
-            shaped, self._begins[: len(shaped)]
-        )
+        held = looks.same(others, self._others) and self._hold(shaped, steps)
         begins = self._begins if held else list(map(looks.addresses, others))
         in_order = grads_at is not None or all(map(Tensor.is_contiguous, grads))
         if not (held and self._contiguous and in_order):
@@ -82,9 +79,22 @@ class Plans:
             ]
         return Plan(self._cache.of(self._numels, rows), self._rest)
 
+    def _hold(self, shaped: list[list[Tensor]], steps: list[Tensor]) -> bool:
+        """Return whether all but the gradients lie as they did when last looked at.
+
+        Gradients may come to lie elsewhere in every step, the others do not.
+        """
+        split = len(shaped)
+        begins, counts = self._begins[:split], self._begins[split:]
+        return looks.as_before(shaped, begins, self._sizes) and (
+            not steps or looks.as_before([steps], counts, self._ones)
+        )
+
     def _look(self, lists: Sequence[list[Tensor]]) -> None:
         """Find out which tensors can be walked."""
         self._contiguous = all(all(map(Tensor.is_contiguous, one)) for one in lists)
+        self._sizes = looks.numbers(map(Tensor.numel, lists[0]))
+        self._ones = looks.numbers([1] * len(lists[0]))
         together = list(zip(*lists, strict=True))
         kinds = [(one[0].dtype, one[0].device) for one in lists]
         self._rest = [

@@ -20,7 +20,7 @@ __all__ = [
     "Numbers",
     "Survey",
     "addresses",
-    "begin_at",
+    "as_before",
     "build",
     "build_soon",
     "gather",
@@ -75,11 +75,11 @@ def survey(lists: list[list[Tensor]]) -> Survey | None:
     return plain.survey(lists) if told is None else Survey._make(told)
 
 
-def begin_at(lists: list[list[Tensor]], rows: list[Numbers]) -> bool:
-    """Look as `plain.begin_at` does."""
+def as_before(lists: list[list[Tensor]], rows: list[Numbers], numels: Numbers) -> bool:
+    """Look as `plain.as_before` does."""
     native = _native()
-    told = None if native is None else native.begin_at(lists, rows)
-    return plain.begin_at(lists, rows) if told is None else told
+    told = None if native is None else native.as_before(lists, rows, numels)
+    return plain.as_before(lists, rows, numels) if told is None else told
 
 
 def versions(tensors: list[Tensor]) -> Numbers:

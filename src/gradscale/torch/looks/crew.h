@@ -19,8 +19,8 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 
 namespace gradscale {
@@ -97,7 +97,7 @@ class Crew {
       for (; hired_ < helpers; hired_++) {
         std::thread([this] { help(); }).detach();
       }
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {
       // No more threads are to be had: those that are there do the work.
       hired_ = MOST_HELPERS;
     }

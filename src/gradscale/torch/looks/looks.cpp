@@ -178,16 +178,41 @@ int64_t address_of(const at::Tensor& tensor) {
   return reinterpret_cast<int64_t>(tensor.data_ptr());
 }
 
-// The same without a copy; 0 and `lazy` where it would have to be copied.
-int64_t address_seen(const at::Tensor& tensor, bool& lazy) {
+// Whether a tensor is what its class says, and no code of others answers for it: neither
+// Python's, nor that of a transformation, nor that of an exotic kind of tensor.
+bool is_ordinary(const c10::TensorImpl* tensor) {
+  constexpr auto known = c10::DispatchKeySet(
+                             {c10::DispatchKey::Dense,
+                              c10::DispatchKey::AutogradFunctionality,
+                              c10::DispatchKey::ADInplaceOrView,
+                              c10::DispatchKey::Conjugate,
+                              c10::DispatchKey::Negative}) |
+      c10::autocast_dispatch_keyset |
+      c10::DispatchKeySet(c10::DispatchKeySet::RAW, c10::full_backend_mask);
+  return (tensor->key_set() | known) == known;
+}
+
+// Whether memory is copied, or made, when it is first written to.
+template <typename Storage>
+bool is_made_on_write(const Storage& storage) {
+  if constexpr (requires { storage.has_materializer(); }) {
+    return storage.has_materializer();
+  } else {
+    return storage.data_ptr().get_deleter() == &c10::impl::cow::cow_deleter;
+  }
+}
+
+// The same as `address_of` without such a copy; 0 and `odd` where one would be made, and
+// where the tensor must be asked by Python.
+int64_t address_seen(const at::Tensor& tensor, bool& odd) {
   const auto* impl = tensor.unsafeGetTensorImpl();
-  if (!impl->has_storage()) {
-    lazy = true;
+  if (!is_ordinary(impl) || !impl->has_storage()) {
+    odd = true;
     return 0;
   }
-  const c10::DataPtr& data = impl->unsafe_storage().data_ptr();
-  lazy |= data.get_deleter() == &c10::impl::cow::cow_deleter;
-  const int64_t begin = reinterpret_cast<int64_t>(data.get());
+  const c10::StorageImpl& storage = *impl->unsafe_storage().unsafeGetStorageImpl();
+  odd |= is_made_on_write(storage);
+  const int64_t begin = reinterpret_cast<int64_t>(storage.data_ptr().get());
   const int64_t offset = impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
   return impl->is_empty() ? 0 : begin + offset;
 }
@@ -289,7 +314,7 @@ void see(PyObject* params, const at::Tensor& first, int64_t from, int64_t to, Se
         odd |= !param.is_leaf();
         continue;
       }
-      if (grad.layout() != at::kStrided || grad.is_nested() ||
+      if (!is_ordinary(grad.unsafeGetTensorImpl()) ||
           grad.scalar_type() != first.scalar_type() || !grad.is_contiguous()) {
         odd = true;
         break;
@@ -389,7 +414,8 @@ PyObject* gather(PyObject*, PyObject* args) {
     const at::Tensor& grad = THPVariable_Unpack(object).unsafeGetTensorImpl()->grad();
     first = grad.defined() ? &grad : nullptr;
   }
-  if (first == nullptr || !accepted(first->scalar_type(), allow_fp16 != 0)) {
+  if (first == nullptr || !is_ordinary(first->unsafeGetTensorImpl()) ||
+      !accepted(first->scalar_type(), allow_fp16 != 0)) {
     Py_RETURN_NONE;
   }
   Seen seen(static_cast<size_t>(count));
@@ -589,6 +615,9 @@ PyObject* survey(PyObject*, PyObject* lists) {
         Py_RETURN_NONE;
       }
       const at::Tensor& tensor = THPVariable_Unpack(object);
+      if (!is_ordinary(tensor.unsafeGetTensorImpl())) {
+        Py_RETURN_NONE;
+      }
       begins[i] = address_of(tensor);
       sizes[i] = tensor.numel();
       contiguous &= tensor.is_contiguous();
@@ -610,12 +639,53 @@ PyObject* survey(PyObject*, PyObject* lists) {
   END_HANDLE_TH_ERRORS
 }
 
-PyObject* begin_at(PyObject*, PyObject* args) {
+// Whether the tensors of a list begin where they did, and have as many elements, without
+// gaps. Sets `odd` where Python must look.
+bool all_as_before(
+    PyObject* tensors,
+    const int64_t* begins,
+    const int64_t* numels,
+    std::atomic<bool>& odd) {
+  std::atomic<bool> moved{false};
+  const auto look = [&](int64_t begin, int64_t end) {
+    bool same = true, special = false;
+    for (int64_t i = begin; i < end; i++) {
+      PyObject* object = PyList_GET_ITEM(tensors, i);
+      if (!THPVariable_CheckExact(object)) {
+        special = true;
+        break;
+      }
+      const at::Tensor& tensor = THPVariable_Unpack(object);
+      same &= address_seen(tensor, special) == begins[i];
+      if (special) {
+        break;
+      }
+      same &= tensor.numel() == numels[i] && tensor.is_contiguous();
+    }
+    if (special) {
+      odd = true;
+    } else if (!same) {
+      moved = true;
+    }
+  };
+  if (!gradscale::share(PyList_GET_SIZE(tensors), look)) {
+    odd = true;
+  }
+  return !moved;
+}
+
+PyObject* as_before(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* lists = nullptr;
   PyObject* rows = nullptr;
-  if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &lists, &PyList_Type, &rows)) {
+  PyObject* sizes = nullptr;
+  if (!PyArg_ParseTuple(
+          args, "O!O!O", &PyList_Type, &lists, &PyList_Type, &rows, &sizes)) {
     return nullptr;
+  }
+  const Held numels(sizes);
+  if (!numels.valid()) {
+    Py_RETURN_NONE;
   }
   if (PyList_GET_SIZE(lists) != PyList_GET_SIZE(rows)) {
     Py_RETURN_FALSE;
@@ -627,31 +697,16 @@ PyObject* begin_at(PyObject*, PyObject* args) {
       Py_RETURN_NONE;
     }
     const Py_ssize_t count = PyList_GET_SIZE(tensors);
-    if (count != begins.size()) {
+    if (count != begins.size() || count != numels.size()) {
       Py_RETURN_FALSE;
     }
-    std::atomic<bool> moved{false}, odd{false};
-    const auto look = [&](int64_t begin, int64_t end) {
-      bool same = true, lazy = false;
-      for (int64_t i = begin; i < end; i++) {
-        PyObject* object = PyList_GET_ITEM(tensors, i);
-        if (!THPVariable_CheckExact(object)) {
-          lazy = true;
-          break;
-        }
-        same &= address_seen(THPVariable_Unpack(object), lazy) == begins.data()[i];
-      }
-      if (lazy) {
-        odd = true;
-      } else if (!same) {
-        moved = true;
-      }
-    };
-    if (!gradscale::share(count, look) || odd) {
+    std::atomic<bool> odd{false};
+    const bool same = all_as_before(tensors, begins.data(), numels.data(), odd);
+    if (odd) {
       // Python copies what is copied on write, and raises where there is no address.
       Py_RETURN_NONE;
     }
-    if (moved) {
+    if (!same) {
       Py_RETURN_FALSE;
     }
   }
@@ -670,14 +725,14 @@ PyObject* note_writes(PyObject*, PyObject* tensors) {
   }
   const Py_ssize_t count = PyList_GET_SIZE(tensors);
   std::atomic<bool> odd{false};
-  gradscale::share(count, [&](int64_t begin, int64_t end) {
+  const auto look = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       if (!THPVariable_CheckExact(PyList_GET_ITEM(tensors, i))) {
         odd = true;
       }
     }
-  });
-  if (odd) {
+  };
+  if (!gradscale::share(count, look) || odd) {
     Py_RETURN_NONE;
   }
   gradscale::share(count, [&](int64_t begin, int64_t end) {
@@ -774,6 +829,7 @@ bool same_entries(
 }
 
 PyObject* same_state(PyObject*, PyObject* args) {
+  HANDLE_TH_ERRORS
   PyObject* state = nullptr;
   PyObject* owners = nullptr;
   PyObject* values = nullptr;
@@ -819,6 +875,7 @@ PyObject* same_state(PyObject*, PyObject* args) {
     }
   }
   return PyBool_FromLong(fits && value == value_count);
+  END_HANDLE_TH_ERRORS
 }
 
 // For tests: how many threads help, and from how many tensors on; -1 as it should be.
@@ -837,7 +894,7 @@ PyMethodDef methods[] = {
     {"untouched", untouched, METH_VARARGS, nullptr},
     {"addresses", addresses, METH_O, nullptr},
     {"survey", survey, METH_O, nullptr},
-    {"begin_at", begin_at, METH_VARARGS, nullptr},
+    {"as_before", as_before, METH_VARARGS, nullptr},
     {"versions", versions, METH_O, nullptr},
     {"note_writes", note_writes, METH_O, nullptr},
     {"scalars", scalars, METH_O, nullptr},

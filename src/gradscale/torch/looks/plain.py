@@ -138,9 +138,19 @@ def survey(lists: list[list[Tensor]]) -> Survey | None:
     )
 
 
-def begin_at(lists: list[list[Tensor]], rows: list[Numbers]) -> bool:
-    """Return whether the tensors of each list begin at the addresses of its row."""
-    return list(map(addresses, lists)) == rows
+def as_before(lists: list[list[Tensor]], rows: list[Numbers], numels: Numbers) -> bool:
+    """Return whether the tensors of each list lie as they did.
+
+    Args:
+        lists: As many tensors in each.
+        rows: For each list, where its tensors began.
+        numels: How many elements those of each list had, without gaps.
+    """
+    return list(map(addresses, lists)) == rows and all(
+        all(map(Tensor.is_contiguous, one))
+        and numbers(map(Tensor.numel, one)) == numels
+        for one in lists
+    )
 
 
 def versions(tensors: list[Tensor]) -> Numbers:
