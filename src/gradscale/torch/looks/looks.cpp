@@ -192,14 +192,16 @@ bool is_ordinary(const c10::TensorImpl* tensor) {
   return (tensor->key_set() | known) == known;
 }
 
-// Whether memory is copied, or made, when it is first written to.
+// Whether memory is copied, or made, when it is first written to. Older versions of
+// PyTorch know no other reason than a copy.
 template <typename Storage>
-bool is_made_on_write(const Storage& storage) {
-  if constexpr (requires { storage.has_materializer(); }) {
-    return storage.has_materializer();
-  } else {
-    return storage.data_ptr().get_deleter() == &c10::impl::cow::cow_deleter;
-  }
+auto is_made_on_write(const Storage& storage, int) -> decltype(storage.has_materializer()) {
+  return storage.has_materializer();
+}
+
+template <typename Storage>
+bool is_made_on_write(const Storage& storage, long) {
+  return storage.data_ptr().get_deleter() == &c10::impl::cow::cow_deleter;
 }
 
 // The same as `address_of` without such a copy; 0 and `odd` where one would be made, and
@@ -211,7 +213,8 @@ int64_t address_seen(const at::Tensor& tensor, bool& odd) {
     return 0;
   }
   const c10::StorageImpl& storage = *impl->unsafe_storage().unsafeGetStorageImpl();
-  odd |= is_made_on_write(storage);
+  // The first of the two, where there is one: 0 is an int.
+  odd |= is_made_on_write(storage, 0);
   const int64_t begin = reinterpret_cast<int64_t>(storage.data_ptr().get());
   const int64_t offset = impl->storage_offset() * static_cast<int64_t>(impl->itemsize());
   return impl->is_empty() ? 0 : begin + offset;
