@@ -538,6 +538,24 @@ def test_a_tensor_of_a_transformation_is_left_to_python(looks_in_cpp):
     assert Answering.asked == []
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_ordinary_is_never_left_to_python(looks_in_cpp, device, dtype):
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    params = [
+        torch.nn.Parameter(torch.ones(4, device=device, dtype=dtype))
+        for _ in range(300)
+    ]
+    torch.stack([param.sum() for param in params]).sum().backward()
+    grads = [param.grad for param in params]
+    told = looks_in_cpp.gather(params, True, None, None)
+    assert alike(told, plain.gather(params, True, None, None))
+    assert looks_in_cpp.as_before(*lying(params)) is True
+    assert looks_in_cpp.untouched(params, grads, plain.versions(grads)) is True
+    assert looks_in_cpp.survey([params, grads]) is not None
+
+
 # --- the crew -------------------------------------------------------------------------
 
 
