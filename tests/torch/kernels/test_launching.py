@@ -117,6 +117,22 @@ def test_listeners_hear_of_every_launch(started, on_a_stream, chain):
     ]
 
 
+@pytest.mark.parametrize("chain", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_listener_in_the_place_of_a_chain_hears_too(
+    started, on_a_stream, chain, monkeypatch
+):
+    launch = launch_of(Bare(started))
+    launch(7, (F32, F16), (1.0,), WIDE=True, MORE=2)
+    with monkeypatch.context() as inside:
+        inside.setattr(triton.knobs.runtime, chain, lambda metadata: None)
+        launch(7, (F32, F16), (2.0,), WIDE=True, MORE=2)
+    launch(7, (F32, F16), (3.0,), WIDE=True, MORE=2)
+    assert started == [
+        ((7, 1, 1), (F32, F16, 2.0, True, 2)),
+        (*WITHOUT_HOOKS, F32, F16, 3.0, True, 2),
+    ]
+
+
 def test_a_triton_without_such_chains_starts_in_its_own_way(
     started, on_a_stream, monkeypatch
 ):

@@ -113,17 +113,23 @@ def _start_of(made: Any, programs: int) -> Callable[..., None]:
     """
     heard = made[programs, 1, 1]
     parts: list[Any] = [getattr(made, name, None) for name in _PARTS]
-    runtime = getattr(getattr(triton, "knobs", None), "runtime", None)
+    runtime: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
     chains: list[Any] = [getattr(runtime, name, None) for name in _CHAINS]
     if None in parts or not all(hasattr(chain, "calls") for chain in chains):
         return heard
     (run, function, packed), (enter, leave) = parts, chains
 
     def start(*args: Any, stream: Any) -> None:
-        if stream is None or enter.calls or leave.calls:
-            heard(*args, stream=stream)
-        else:
+        # Somebody may have put another hook in the place of a chain.
+        unheard = (
+            runtime.launch_enter_hook is enter
+            and runtime.launch_exit_hook is leave
+            and not (enter.calls or leave.calls)
+        )
+        if unheard and stream is not None:
             run(programs, 1, 1, stream, function, packed, None, None, None, *args)
+        else:
+            heard(*args, stream=stream)
 
     return start
 

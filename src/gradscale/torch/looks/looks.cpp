@@ -19,7 +19,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "crew.h"
@@ -756,7 +755,7 @@ PyObject* scalars(PyObject*, PyObject* object) {
     Py_RETURN_NONE;
   }
   const at::Tensor& whole = THPVariable_Unpack(object);
-  if (whole.layout() != at::kStrided || whole.dim() != 1) {
+  if (!is_ordinary(whole.unsafeGetTensorImpl()) || whole.dim() != 1) {
     Py_RETURN_NONE;
   }
   Owned found(PyTuple_New(whole.numel()));
