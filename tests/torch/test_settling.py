@@ -180,6 +180,15 @@ def test_an_idle_account_says_that_nothing_was_read():
     assert _record(ledger.total) == record._replace(step=1)
 
 
+def test_a_bad_loss_without_gradients_is_not_held_against_the_next_step():
+    policy, ledger = DynamicScale(init_scale=8.0), new_ledger(CPU, 8.0)
+    ledger.fields.loss_trace.fill_(float("nan"))
+    settle_idle(ledger, [], whole=True)
+    assert not _record(ledger.total).loss_finite
+    _settle(policy, _state(policy), ledger, _part())
+    assert _record(ledger.total).loss_finite
+
+
 def test_an_optimizer_that_is_idle_beside_others_leaves_the_total_alone():
     ledger, account = new_ledger(CPU, 8.0), new_account(CPU)
     settle_idle(ledger, [account], whole=False)

@@ -79,17 +79,12 @@ class Account:
         tally: i64[3], updates, steps asked for, steps skipped.
         start: The updates that the tally was last set to, on the host.
         starts: How often it was set.
-        line, flags: Views of the row, made once as those of the ledger: the row as
-            f32[1, len(ROW)], and its first three.
     """
 
     row: Tensor
     tally: Tensor
     start: int = 0
     starts: int = 0
-
-    def __post_init__(self) -> None:
-        self.line, self.flags = self.row.unsqueeze(0), self.row[:3]
 
     def set_tally(self, applied: int, skipped: int) -> None:
         """Set the counts in place."""
@@ -104,6 +99,23 @@ class Account:
 
 
 @dataclass
+class Draft:
+    """A row while it is written, and what it is compared with.
+
+    Attributes:
+        sheet: f32[len(ROW) + 1], all of it: one operation writes it.
+        row, line, flags, before: Views of it, made once: the row, the row as
+            f32[1, len(ROW)], its first three, and f32[], the scale before the update.
+    """
+
+    sheet: Tensor
+
+    def __post_init__(self) -> None:
+        self.row, self.before = self.sheet[:-1], self.sheet[-1]
+        self.line, self.flags = self.row.unsqueeze(0), self.row[:3]
+
+
+@dataclass
 class Ledger:
     """Made once, written in place: a captured graph holds these very tensors.
 
@@ -113,6 +125,7 @@ class Ledger:
         kept: f32[len(KEPT)], the fields of `Kept`.
         fields: Views of it, made once: a view takes the host as long as a sum.
         total: The account of all optimizers together.
+        draft: The row of the next update, by plain operations.
         ring: f32[RING, len(ROW)], its last rows: that of step s at (s - 1) % RING.
         loss: f32[], the sum of the losses of one element since the last update.
         sheet: i64[...], the tally of the total, the loss and the ring in one piece, for
@@ -125,6 +138,7 @@ class Ledger:
     kept: Tensor
     fields: Kept
     total: Account
+    draft: Draft
     ring: Tensor
     loss: Tensor
     sheet: Tensor
@@ -133,10 +147,15 @@ class Ledger:
     unasked: Tensor
 
 
+def _zeros(count: int, device: torch.device) -> Tensor:
+    # Somebody may have set another dtype as torch's default.
+    return torch.zeros(count, dtype=torch.float32, device=device)
+
+
 def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Account:
     """Return an account that stands at these counts."""
     account = Account(
-        row=torch.zeros(len(ROW), device=device),
+        row=_zeros(len(ROW), device),
         tally=torch.zeros(3, dtype=torch.int64, device=device),
     )
     account.set_tally(applied, skipped)
@@ -173,13 +192,14 @@ def new_ledger(device: torch.device, scale: float) -> Ledger:
 
     sheet = torch.zeros(_HEAD + RING * len(ROW) // 2, dtype=torch.int64, device=device)
     tally, ring = on_sheet(sheet)
-    kept = torch.zeros(len(KEPT), device=device)
+    kept = _zeros(len(KEPT), device)
     ledger = Ledger(
         debt=torch.zeros((), dtype=torch.int32, device=device),
         used_scale=number(scale),
         kept=kept,
         fields=Kept(*(kept[place] for place in range(len(KEPT)))),
-        total=Account(row=torch.zeros(len(ROW), device=device), tally=tally),
+        total=Account(row=_zeros(len(ROW), device), tally=tally),
+        draft=Draft(_zeros(len(ROW) + 1, device)),
         ring=ring,
         loss=sheet.view(torch.float32)[2 * (_HEAD - 1)],
         sheet=sheet,

@@ -57,8 +57,12 @@ def note_plainly_(
         loss = output.detach()
         # 0 for what is finite, else NaN.
         ledger.fields.loss_trace.addcmul_(loss, ledger.zero)
-        ledger.used_scale.copy_(scale)
-        _add_(ledger, loss, first=first)
+        if first:
+            # One launch, where each copy by itself would be one.
+            torch._foreach_copy_([ledger.used_scale, ledger.loss], [scale, loss])
+        else:
+            ledger.used_scale.copy_(scale)
+            ledger.loss.add_(loss)
         return
     trace = trace_of(output)
     if trace is not None:
@@ -66,11 +70,7 @@ def note_plainly_(
     ledger.used_scale.copy_(scale)
     if is_a_loss(output):
         loss = moved(output.detach().reshape(()), ledger.loss.device)
-        _add_(ledger, loss, first=first)
-
-
-def _add_(ledger: Ledger, loss: Tensor, *, first: bool) -> None:
-    if first:
-        ledger.loss.copy_(loss)
-    else:
-        ledger.loss.add_(loss)
+        if first:
+            ledger.loss.copy_(loss)
+        else:
+            ledger.loss.add_(loss)

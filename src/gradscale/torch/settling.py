@@ -76,35 +76,44 @@ def settle(
                 mailbox.recall()
             fall_back(error, kernels)
     whole = parts[0] if alone else _together(ledger, parts)
-    kept, before = ledger.fields, state.scale.clone()
+    kept = ledger.fields
     # A scale that cannot move has no floor to fall to.
     if policy.min_scale < policy.max_scale:
-        stuck = whole.skip * (before <= policy.min_scale)
+        stuck = whole.skip * (state.scale <= policy.min_scale)
         torch.addcmul(stuck, stuck, kept.floor_steps, out=kept.floor_steps)
+    given = None
     if forced_scale is not None:
-        force_scale(policy, state, ledger, forced_scale)
+        given = _admitted(policy, state, ledger, forced_scale)
+    if not alone:
+        for part in parts:
+            _draft(ledger, _facts(ledger, part), state.scale)
+            _enter(ledger, [part.account], whole=False)
+    _draft(ledger, _facts(ledger, whole), state.scale)
+    if given is not None:
+        state.scale.copy_(given)
     elif moves_as_torch(policy) and not hold_on_bad_loss:
         move_(policy, state, whole.skip)
     else:
         _move_by_rule(policy, state, ledger, whole, hold_on_bad_loss)
-    if alone:
-        _write(ledger, [whole.account], _facts(ledger, whole), whole=True)
-    else:
-        for part in parts:
-            _write(ledger, [part.account], _facts(ledger, part), whole=False)
-        _write(ledger, [], _facts(ledger, whole), whole=True)
-    kept.loss_trace.zero_()
+    _enter(ledger, [whole.account] if alone else [], whole=True)
     kept.uncalibrated.mul_(whole.skip)
-    torch.gt(state.scale, before, out=kept.grown)
+    torch.gt(state.scale, ledger.draft.before, out=kept.grown)
 
 
 def force_scale(
     policy: AnyPolicy, state: FixedState | ScaleState, ledger: Ledger, scale: Tensor
 ) -> None:
     """Set the scale, or note that it is out of bounds. No host sync."""
+    state.scale.copy_(_admitted(policy, state, ledger, scale))
+
+
+def _admitted(
+    policy: AnyPolicy, state: FixedState | ScaleState, ledger: Ledger, scale: Tensor
+) -> Tensor:
+    """Return a scale that was given, or the old one and note that it is not within."""
     fits = (scale >= policy.min_scale) & (scale <= policy.max_scale)
     ledger.fields.refused.copy_(~fits)
-    state.scale.copy_(torch.where(fits, scale, state.scale))
+    return torch.where(fits, scale, state.scale)
 
 
 def settle_idle(ledger: Ledger, accounts: Sequence[Account], *, whole: bool) -> None:
@@ -126,7 +135,8 @@ def settle_idle(ledger: Ledger, accounts: Sequence[Account], *, whole: bool) -> 
         amax=zero,
         grad_norm=ledger.unasked,
     )
-    _write(ledger, accounts, facts, whole=whole)
+    _draft(ledger, facts, zero)
+    _enter(ledger, accounts, whole=whole)
     # A row counts as an update by what was read: nothing, here.
     for account in [*accounts, ledger.total] if whole else accounts:
         account.tally[0].add_(1)
@@ -186,21 +196,31 @@ def _facts(ledger: Ledger, part: Part) -> Facts:
     )
 
 
-def _write(
-    ledger: Ledger, accounts: Sequence[Account], facts: Facts, *, whole: bool
-) -> None:
-    """Write a row and count it, for the accounts and, if `whole`, for the total."""
+def _draft(ledger: Ledger, facts: Facts, scale: Tensor) -> None:
+    """Write a row as it stands before the state moves, and the scale."""
+    torch.stack((*facts, *ledger.fields, scale), out=ledger.draft.sheet)
+
+
+def _enter(ledger: Ledger, accounts: Sequence[Account], *, whole: bool) -> None:
+    """Enter the drafted row and count it, for the accounts.
+
+    Args:
+        ledger: What the device remembers.
+        accounts: Whose row it is.
+        whole: Also for the total and its ring; no loss is behind the next row yet.
+    """
+    draft, copied = ledger.draft, [account.row for account in accounts]
+    entries = [draft.row] * len(copied)
     if whole:
         accounts = [*accounts, ledger.total]
-    first, *others = accounts
-    torch.stack((*facts, *ledger.fields), out=first.row)
-    if whole:
         place = ledger.total.tally[:1] % RING
-        ledger.ring.index_copy_(0, place, first.line)
+        ledger.ring.index_copy_(0, place, draft.line)
+        copied += [ledger.total.row, ledger.fields.loss_trace]
+        entries += [draft.row, ledger.zero]
+    # One launch, where each copy by itself would be one.
+    torch._foreach_copy_(copied, entries)
     # A tally counts the first fields of a row.
-    counts = first.flags.long()
+    counts = draft.flags.long()
     torch._foreach_add_(
         [account.tally for account in accounts], [counts] * len(accounts)
     )
-    for account in others:
-        account.row.copy_(first.row)

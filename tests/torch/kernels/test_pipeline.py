@@ -87,6 +87,34 @@ def test_the_path_says_that_kernels_are_taken(device, make):
     assert scaler.path(make(model.parameters(), "triton")).kernels == "triton"
 
 
+def planted_run(make, kernels, device):
+    """Return all that a short run in f32 shows, with an overflow in it."""
+    param = torch.nn.Parameter(torch.ones(5, dtype=F32, device=device))
+    optimizer = make([param], kernels)
+    scaler = GradScaler(device.type, 8.0, growth_interval=2, kernels=kernels)
+    seen = []
+    for size in (1.0, INF, 0.3, 0.7, 1e-3):
+        scaler.scale(torch.full((), 0.1, dtype=F32, device=device))
+        param.grad = torch.full((5,), size, dtype=F32, device=device)
+        norm = scaler.clip_grad_norm_(optimizer, 0.05)
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append((norm.dtype, str(scaler.last.record), scaler.get_scale()))
+    return seen, param.tolist(), int(scaler.applied_steps)
+
+
+@makes
+@pytest.mark.parametrize("kernels", ["triton", "plain"])
+@pytest.mark.parametrize("dtype", [torch.float64, F16, BF16], ids=str)
+def test_another_default_dtype_changes_nothing(device, make, kernels, dtype):
+    expected, before = planted_run(make, kernels, device), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        assert planted_run(make, kernels, device) == expected
+    finally:
+        torch.set_default_dtype(before)
+
+
 def mixed(device):
     """Return parameters and gradients of all dtypes and layouts."""
     a, b, c, d, e = values(((CHUNK + 7,), (33,), (5, 7), (6, 4), (40,)), device)

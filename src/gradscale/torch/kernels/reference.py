@@ -53,7 +53,7 @@ def clip_to(norm: Tensor, max_norm: float, factor: Tensor) -> tuple[Tensor, Tens
     usable = coef * factor >= SMALLEST_MULTIPLIER
     if max_norm == 0.0:
         usable = torch.isfinite(norm)
-    return coef, (~usable).float()
+    return coef, torch.logical_not(usable, out=torch.empty_like(norm))
 
 
 def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decision:
