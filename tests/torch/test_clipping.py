@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gradscale import ConfigError, OrderError
-from gradscale.torch import GradScaler
+from gradscale import ConfigError, GradientError, OrderError
+from gradscale.torch import GradScaler, optim
 from tests.torch.clipped import clipped_step, moments, optimizers, targets
 from tests.torch.training import (
     FUSED,
@@ -240,6 +240,25 @@ def test_float16_gradients_of_a_plain_optimizer_are_refused():
     backward(scaler, param, 1.0)
     with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
         scaler.clip_grad_norm_(SGD([param], lr=1.0), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "remedy"),
+    [
+        (lambda p: SGD(p, lr=1.0), "Keep the trainable parameters in float32"),
+        (lambda p: torch.optim.Adam(p, fused=True), "clip by scaler.clip_grad_norm_"),
+        (optim.AdamW, "clip by scaler.clip_grad_norm_"),
+    ],
+    ids=["plain", "fused", "own"],
+)
+def test_float16_gradients_are_not_unscaled_in_place_and_the_remedy_fits(make, remedy):
+    scaler, param = GradScaler("cpu", init_scale=4.0), parameter(2, dtype=torch.float16)
+    optimizer = make([param])
+    backward(scaler, param, [3.0, 4.0])
+    with pytest.raises(GradientError) as caught:
+        scaler.unscale_(optimizer)
+    assert remedy in caught.value.__notes__[0]
+    assert param.grad.tolist() == [12.0, 16.0]
 
 
 @targets

@@ -61,6 +61,13 @@ def test_the_path_says_which_kernels_run():
     assert str(path).startswith("flag, plain kernels: ")
 
 
+@pytest.mark.parametrize("make", OWN.values(), ids=OWN)
+def test_an_optimizer_of_ours_that_writes_back_is_not_called_pytorchs(make):
+    path = GradScaler("cpu").path(make([parameter(2)], lr=0.1, write_back=True))
+    assert "writes them unscaled" in path.meaning
+    assert "PyTorch" not in path.meaning
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam])
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 def test_no_way_changes_the_result_beyond_rounding(kind, max_norm):

@@ -345,7 +345,10 @@ scaler.unscale_(optimizer)
             "Keep the trainable parameters in float32 and compute under "
             "torch.autocast. Frozen parameters may stay in float16.",
             "Cast before the optimizer is made if it keeps copies of the weights.",
-            "If the optimizer has float32 master weights of its own, pass "
+            "An optimizer of gradscale.torch.optim, or a fused one of torch's, "
+            "unscales in its step, in float32: leave unscale_() out, and clip by "
+            "scaler.clip_grad_norm_(optimizer, max_norm).",
+            "If another optimizer has float32 master weights of its own, pass "
             "allow_fp16=True to GradScaler.",
         ),
         references=(

@@ -234,12 +234,20 @@ def _refused(
 def _fp16_refused(params: list[Tensor], names: Iterable[Any]) -> GradientError:
     listed = ", ".join(names_of(params[:8], names))
     more = f" and {len(params) - 8} more" if len(params) > 8 else ""
+    remedy = (
+        "Keep the trainable parameters in float32 (for p in model.parameters(): p.data "
+        "= p.data.float() if p.requires_grad else p.data) and compute under "
+        "torch.autocast, or pass allow_fp16=True."
+    )
+    if any(getattr(one, "_step_supports_amp_scaling", False) for one in names):
+        remedy = (
+            "This optimizer unscales them in its step, in float32: leave unscale_() "
+            "out, and clip by scaler.clip_grad_norm_(optimizer, max_norm). To divide "
+            "them in float16 nevertheless, pass allow_fp16=True."
+        )
     return GradientError(
         f"The gradients of {listed}{more} are float16. Dividing them by the scale in "
-        "float16 loses what the scale has saved. Keep the trainable parameters in "
-        "float32 (for p in model.parameters(): p.data = p.data.float() if "
-        "p.requires_grad else p.data) and compute under torch.autocast, or pass "
-        "allow_fp16=True.",
+        f"float16 loses what the scale has saved. {remedy}",
         code="GS105",
         replaces="Attempting to unscale FP16 gradients.",
     )

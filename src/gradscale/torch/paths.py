@@ -18,7 +18,8 @@ class Way(Enum):
     OWN: Unscales, clips and skips in its own pass and leaves the gradients as they
         came. No host sync.
     FUSED: The same by PyTorch's protocol; it writes the unscaled gradients. No host
-        sync. For Adam and AdamW a kernel of gradscale's stands in, where it can.
+        sync. For Adam and AdamW a kernel of gradscale's stands in, where it can. An
+        optimizer of gradscale's that writes back is stepped so too.
     OLDER: Takes the scaler itself as an argument, an older protocol.
     FLAG: Knows nothing of scales: the gradients are unscaled for it, and the host
         reads one flag before the step.
@@ -55,6 +56,10 @@ MEANING = {
     Way.FLAG: "the gradients are read and unscaled; the host reads one flag before the "
     "step",
 }
+WRITING_BACK = (
+    "the gradients are read once and used in one pass, which also writes them "
+    "unscaled, without a host sync"
+)
 STANDING_IN = (
     "the gradients are read once; PyTorch's fused kernel unscales, clips and steps, or "
     "for groups of f32 parameters that are not small one launch with the same bits, "
@@ -88,6 +93,8 @@ def path_of(optimizer: Any, kernels: Kernels, device: torch.device) -> Path:
     way = way_of(optimizer)
     name = "triton" if usable(kernels, device) else "plain"
     meaning = MEANING[way]
+    if getattr(optimizer, "write_back", None) is True:
+        meaning = WRITING_BACK
     if way is Way.FUSED and stands_in(optimizer, kernels, device):
         meaning = STANDING_IN
     return Path(way.value, name, meaning)

@@ -6,6 +6,11 @@ import pickle
 
 import pytest
 import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 from gradscale.errors import StateError
 from gradscale.torch.optim import SGD, Adam, AdamW
@@ -141,6 +146,55 @@ def test_torch_carries_on_a_checkpoint_of_ours(kind, how, way):
             give(params, grads)
             each.step()
     assert distance(ours, theirs) <= TOLERANCE[torch.float32]
+
+
+def model_of(dtype):
+    torch.manual_seed(3)
+    return torch.nn.Linear(3, 2).to(dtype)
+
+
+def through_distributed_checkpoint(saver, loader, dtype, flat):
+    """Train one optimizer, load its state into another; return both after a step."""
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model, other = model_of(dtype), model_of(dtype)
+    first = saver(model.parameters())
+    train(first, steps=3)
+    state = copy.deepcopy(get_optimizer_state_dict(model, first, options=options))
+    other.load_state_dict(model.state_dict())
+    second = loader(other.parameters())
+    set_optimizer_state_dict(other, second, state, options=options)
+    for each in (first, second):
+        train(each, steps=1)
+    return list(model.parameters()), list(other.parameters())
+
+
+flatness = pytest.mark.parametrize("flat", [True, False], ids=["flat", "nested"])
+halves_too = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+
+
+@kinds
+@flatness
+@halves_too
+def test_a_distributed_checkpoint_is_carried_on(kind, how, dtype, flat):
+    def make(params):
+        return kind(params, **how)
+
+    first, second = through_distributed_checkpoint(make, make, dtype, flat)
+    assert same(first, second)
+
+
+@with_namesake
+@flatness
+@halves_too
+def test_a_distributed_checkpoint_of_torch_is_carried_on(kind, how, dtype, flat):
+    theirs, ours = through_distributed_checkpoint(
+        lambda params: NAMESAKES[kind](params, **how),
+        lambda params: kind(params, **how),
+        dtype,
+        flat,
+    )
+    # One rounding of a parameter below 1 to its dtype, in one step of 0.01 or less.
+    assert distance(ours, theirs) <= torch.finfo(dtype).eps
 
 
 def test_moments_that_torch_kept_in_f16_are_widened():

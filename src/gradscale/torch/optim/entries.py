@@ -68,11 +68,21 @@ def adopt_loaded(states: dict[Any, Any]) -> None:
             name: value if name == STEP else adopt(param, name, value)
             for name, value in held.state.items()
             # An f32 parameter is its own master; one kept along would grow stale.
-            if name != MASTER or needs_master(param)
+            if (name != MASTER or needs_master(param)) and not _is_missing(name, value)
         }
         if state.get(STEP) is not None:
             steps.append((param, state))
     share_steps(steps)
+
+
+def _is_missing(name: str, value: Any) -> bool:
+    """Return whether an entry was asked for where there was none.
+
+    `torch.distributed.checkpoint` asks a flat state dict for what the optimizer has
+    now, and gives {} for what was not saved.
+    """
+    known = name == STEP or name in _OF_PARAMETER_SHAPE
+    return known and isinstance(value, dict) and not value
 
 
 def share_steps(counted: Iterable[tuple[Tensor, dict[str, Any]]]) -> None:
