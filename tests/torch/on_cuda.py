@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,12 +30,20 @@ def fused(params: Any, **how: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=0.01, fused=True, **how)
 
 
-def small_model() -> torch.nn.Module:
-    """Return a model on the device, the same in every call."""
+def small_model(layers: int = 1) -> torch.nn.Module:
+    """Return a model on the device, the same in every call.
+
+    Args:
+        layers: Before the last one; 4 tensors in all with one, 2 more with each other.
+    """
     torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Linear(16, 70), torch.nn.GELU(), torch.nn.Linear(70, 1)
-    ).cuda()
+    widths = [16, *[70] * layers]
+    hidden = [
+        module
+        for inputs, outputs in pairwise(widths)
+        for module in (torch.nn.Linear(inputs, outputs), torch.nn.GELU())
+    ]
+    return torch.nn.Sequential(*hidden, torch.nn.Linear(70, 1)).cuda()
 
 
 def batch(step: int) -> Tensor:

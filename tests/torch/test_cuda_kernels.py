@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gradscale.torch import GradScaler, kernels, optim
+from gradscale.torch.kernels import standing_in
 from tests.torch.on_cuda import (
     BAD_STEPS,
     OWN,
@@ -24,6 +25,11 @@ pytestmark = pytest.mark.skipif(
 
 MAKES = OWN | {"fused": fused}
 makes = pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+# Each with so many layers: our kernel stands in for torch's where there are many.
+LAYERED = {name: (make, 1) for name, make in MAKES.items()} | {
+    "stood in for": (fused, standing_in.FEW)
+}
+layered = pytest.mark.parametrize(("make", "layers"), LAYERED.values(), ids=LAYERED)
 # What a step may take on the host while the device is busy for BUSY_MS.
 HOST_SECONDS, BUSY_MS = 0.020, 200.0
 # Calls of the CUDA runtime and driver that wait for the device.
@@ -46,9 +52,9 @@ def _working(monkeypatch):
     monkeypatch.setattr(kernels, "_broken", None)
 
 
-def ready(make, **how):
+def ready(make, layers=1, **how):
     """Return a scaler, a model and an optimizer that have taken some steps."""
-    model = small_model()
+    model = small_model(layers)
     optimizer = make(model.parameters())
     scaler = GradScaler("cuda", 1024.0, model=model, **how)
     x = batch(0)
@@ -58,9 +64,9 @@ def ready(make, **how):
     return scaler, model, optimizer, x
 
 
-@makes
-def test_a_whole_step_returns_while_the_device_is_busy(make):
-    scaler, model, optimizer, x = ready(make)
+@layered
+def test_a_whole_step_returns_while_the_device_is_busy(make, layers):
+    scaler, model, optimizer, x = ready(make, layers)
     took = []
     for _ in range(3):
         torch.cuda.synchronize()
@@ -75,9 +81,9 @@ def test_a_whole_step_returns_while_the_device_is_busy(make):
     assert outcome.applied
 
 
-@makes
-def test_no_call_of_a_step_syncs(make):
-    scaler, model, optimizer, x = ready(make)
+@layered
+def test_no_call_of_a_step_syncs(make, layers):
+    scaler, model, optimizer, x = ready(make, layers)
     with no_sync():
         for _ in range(5):
             take_step(scaler, model, optimizer, x)
@@ -87,9 +93,9 @@ def test_no_call_of_a_step_syncs(make):
 
 # Torch's profiler warns of its own doing; here only what it saw counts.
 @pytest.mark.filterwarnings("default")
-@makes
-def test_the_profiler_sees_no_call_that_waits(make):
-    scaler, model, optimizer, x = ready(make)
+@layered
+def test_the_profiler_sees_no_call_that_waits(make, layers):
+    scaler, model, optimizer, x = ready(make, layers)
     kinds = [
         torch.profiler.ProfilerActivity.CPU,
         torch.profiler.ProfilerActivity.CUDA,
