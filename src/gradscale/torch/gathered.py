@@ -1,5 +1,6 @@
 """The gradients of some parameters, side by side."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ class Gradients(NamedTuple):
     """
 
     params: list[Tensor]
-    tensors: list[Tensor]
+    tensors: Sequence[Tensor]
     addresses: Numbers
     versions: Numbers
     kind: tuple[torch.device, torch.dtype] | None

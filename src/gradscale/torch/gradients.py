@@ -228,7 +228,7 @@ def read(
         reader: Reads by kernels what it can; None for plain operations.
     """
     kinds = []
-    groups: Sequence[tuple[Kind, Sequence[int], list[Tensor]]] = (
+    groups: Sequence[tuple[Kind, Sequence[int], Sequence[Tensor]]] = (
         by_kind(gradients.tensors, gradients.copies)
         if gradients.kind is None
         else [(gradients.kind, range(len(gradients.tensors)), gradients.tensors)]
@@ -245,7 +245,7 @@ def read(
             on_host = device.type == "cpu" and not torch.compiler.is_compiling()
             read_kind = read_on_host if on_host else read_on_device
             with torch.no_grad():
-                peak, peaks, norm = read_kind(tensors, norm_type)
+                peak, peaks, norm = read_kind(list(tensors), norm_type)
             kind = KindReading(dtype, device, positions, peaks, peak, norm)
         if gradients.copies is not None:
             kind.copies = gradients.copies[positions[0]]

@@ -5,6 +5,7 @@ import gc
 import os
 import signal
 import sys
+import weakref
 from array import array
 from collections import OrderedDict, defaultdict
 from typing import ClassVar
@@ -224,10 +225,17 @@ def test_what_was_done_to_a_gradient_is_seen_alike(looks_in_cpp, mix, deed, plac
     with_grad = [param for param in params if param.grad is not None]
     tensors = [param.grad for param in with_grad]
     marks = plain.versions(tensors)
+    told = looks_in_cpp.gather(params, True, None, None)
     if with_grad:
         deed(with_grad[place % len(with_grad)])
-    asked = params, tensors, marks
-    assert looks_in_cpp.untouched(*asked) is plain.untouched(*asked)
+    expected = plain.untouched(params, tensors, marks)
+    assert looks_in_cpp.untouched(params, tensors, marks) is expected
+    if told is not None:
+        held = told[1]
+        assert looks_in_cpp.untouched(params, held, marks) is expected
+        assert plain.untouched(params, held, marks) is expected
+        assert looks_in_cpp.versions(held) == plain.versions(tensors)
+        assert looks_in_cpp.addresses(held) == plain.addresses(tensors)
 
 
 @pytest.mark.parametrize("deed", [exchange, drop, write])
@@ -502,13 +510,58 @@ def test_no_look_keeps_or_drops_a_reference(looks_in_cpp):
     assert before[:-4] == after[:-4]
 
 
-def test_what_is_returned_is_given_back(looks_in_cpp):
-    params = [PARAMS["dense"](), PARAMS["none"]()]
-    found = looks_in_cpp.gather(params, False, None, None)
-    grad = params[0].grad
-    kept = sys.getrefcount(grad)
+@pytest.mark.parametrize("part", [slice(None), slice(1, None), slice(None, None, -1)])
+def test_what_is_gathered_is_held_and_given_back(looks_in_cpp, part):
+    params = [PARAMS["none"](), PARAMS["dense"](), PARAMS["another"]()]
+    grad, other = (weakref.ref(param.grad) for param in params[1:])
+    found = looks_in_cpp.gather(params, False, None, None)[1]
+    for param in params:
+        param.grad = None
+    assert found[0] is grad()
+    assert found[1] is other()
+    found = found[part]
+    assert other() is not None
     del found
-    assert sys.getrefcount(grad) == kept - 1
+    assert grad() is other() is None
+
+
+def born_in_autograd(count=300):
+    """Return parameters of whose gradients nobody in Python knows."""
+    params = [torch.nn.Parameter(torch.ones(3)) for _ in range(count)]
+    torch.stack([param.sum() for param in params]).sum().backward()
+    return params
+
+
+def objects_of_tensors():
+    return sum(type(thing) is Tensor for thing in gc.get_objects())
+
+
+def test_no_object_is_made_of_a_gradient_that_nobody_asks_for(looks_in_cpp):
+    params = born_in_autograd()
+    gc.collect()
+    before = objects_of_tensors()
+    found = looks_in_cpp.gather(params, False, None, None)
+    assert looks_in_cpp.untouched(params, found[1], found[3]) is True
+    assert looks_in_cpp.versions(found[1]) == found[3]
+    assert objects_of_tensors() == before
+    assert plain.same(found[1], [param.grad for param in params])
+
+
+def test_gathered_gradients_are_a_sequence(looks_in_cpp):
+    params = born_in_autograd(5)
+    held = looks_in_cpp.gather(params, False, None, None)[1]
+    grads = [param.grad for param in params]
+    assert (len(held), bool(held), list(held)) == (5, True, grads)
+    for part in (slice(1, 3), slice(None), slice(4, 0, -2), slice(9, 12)):
+        assert plain.same(held[part], grads[part])
+    assert held[-1] is grads[-1]
+    for wrong in (5, -6):
+        with pytest.raises(IndexError):
+            held[wrong]
+    with pytest.raises(TypeError):
+        held["first"]
+    with pytest.raises(TypeError):
+        type(held)()
 
 
 # --- whoever answers for itself -------------------------------------------------------

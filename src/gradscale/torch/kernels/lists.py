@@ -1,5 +1,6 @@
 """The tensors that an optimizer's pass walks over together."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ class AdamLists(NamedTuple):
     """
 
     params: list[Tensor]
-    grads: list[Tensor]
+    grads: Sequence[Tensor]
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
     max_exp_avg_sqs: list[Tensor]
@@ -43,7 +44,7 @@ class MomentumLists(NamedTuple):
     """
 
     params: list[Tensor]
-    grads: list[Tensor]
+    grads: Sequence[Tensor]
     momenta: list[Tensor]
     masters: list[Tensor]
     steps: list[Tensor]
@@ -108,7 +109,7 @@ class Seen(NamedTuple):
     """
 
     params: list[Tensor]
-    grads: list[Tensor]
+    grads: Sequence[Tensor]
     addresses: Numbers
     kind: tuple[torch.device, torch.dtype]
 

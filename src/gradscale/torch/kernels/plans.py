@@ -32,7 +32,7 @@ class Plans:
     def __init__(self) -> None:
         self._cache: TableCache | None = None
         # All lists but that of the gradients, and where their tensors begin.
-        self._others: list[list[Tensor]] = []
+        self._others: list[Sequence[Tensor]] = []
         self._begins: list[looks.Numbers] = []
         # Of all parameters, of as many counts, and of those that are in the table.
         self._sizes = self._ones = self._numels = looks.numbers(())
@@ -41,7 +41,7 @@ class Plans:
 
     def of(
         self,
-        lists: Sequence[list[Tensor]],
+        lists: Sequence[Sequence[Tensor]],
         steps: list[Tensor],
         chunk: int,
         grads_at: looks.Numbers | None = None,
@@ -79,7 +79,7 @@ class Plans:
             ]
         return Plan(self._cache.of(self._numels, rows), self._rest)
 
-    def _hold(self, shaped: list[list[Tensor]], steps: list[Tensor]) -> bool:
+    def _hold(self, shaped: list[Sequence[Tensor]], steps: list[Tensor]) -> bool:
         """Return whether all but the gradients lie as they did when last looked at.
 
         Gradients may come to lie elsewhere in every step, the others do not.
@@ -90,7 +90,7 @@ class Plans:
             not steps or looks.as_before([steps], counts, self._ones)
         )
 
-    def _look(self, lists: Sequence[list[Tensor]]) -> None:
+    def _look(self, lists: Sequence[Sequence[Tensor]]) -> None:
         """Find out which tensors can be walked."""
         self._contiguous = all(all(map(Tensor.is_contiguous, one)) for one in lists)
         self._sizes = looks.numbers(map(Tensor.numel, lists[0]))

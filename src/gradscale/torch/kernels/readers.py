@@ -1,6 +1,7 @@
 """Reading gradients of one kind by kernels, with tables kept from step to step."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ class Reader:
 
     def read(
         self,
-        tensors: list[Tensor],
+        tensors: Sequence[Tensor],
         norm_type: float | None,
         kind: tuple[torch.device, torch.dtype],
         begins: Numbers | None = None,
@@ -91,7 +92,7 @@ class Reader:
 
     def _read(
         self,
-        tensors: list[Tensor],
+        tensors: Sequence[Tensor],
         kind: tuple[torch.device, torch.dtype],
         begins: Numbers | None,
         numels: Numbers | None,

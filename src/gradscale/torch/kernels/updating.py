@@ -71,6 +71,8 @@ def _step(
         picked = [[column[i] for i in rest] if column else [] for column in lists]
         lists = type(lists)(*picked)
     if lists.params:
+        # Torch's operators take lists alone.
+        lists = lists._replace(grads=list(lists.grads))
         (host if on_host.fits(lists) else plain)(lists, how, handed)
 
 
@@ -166,7 +168,7 @@ def _note_writes(
     """Tell autograd of the writes that it has not seen."""
     written = lists.params
     if handed.write_back and handed.grad_scale is not None:
-        written = lists.params + lists.grads
+        written = [*lists.params, *lists.grads]
     if rest:
         left_out = {id(lists.params[i]) for i in rest} | {
             id(lists.grads[i]) for i in rest

@@ -54,14 +54,14 @@ def gather(
     return None if found is None else Gathered._make(found)
 
 
-def untouched(params: list[Tensor], tensors: list[Tensor], marks: Numbers) -> bool:
+def untouched(params: list[Tensor], tensors: Sequence[Tensor], marks: Numbers) -> bool:
     """Look as `plain.untouched` does."""
     native = _native()
     told = None if native is None else native.untouched(params, tensors, marks)
     return plain.untouched(params, tensors, marks) if told is None else told
 
 
-def addresses(tensors: list[Tensor]) -> Numbers:
+def addresses(tensors: Sequence[Tensor]) -> Numbers:
     """Look as `plain.addresses` does."""
     native = _native()
     told = None if native is None else native.addresses(tensors)
@@ -75,14 +75,16 @@ def survey(lists: list[list[Tensor]]) -> Survey | None:
     return plain.survey(lists) if told is None else Survey._make(told)
 
 
-def as_before(lists: list[list[Tensor]], rows: list[Numbers], numels: Numbers) -> bool:
+def as_before(
+    lists: Sequence[Sequence[Tensor]], rows: list[Numbers], numels: Numbers
+) -> bool:
     """Look as `plain.as_before` does."""
     native = _native()
     told = None if native is None else native.as_before(lists, rows, numels)
     return plain.as_before(lists, rows, numels) if told is None else told
 
 
-def versions(tensors: list[Tensor]) -> Numbers:
+def versions(tensors: Sequence[Tensor]) -> Numbers:
     """Look as `plain.versions` does."""
     native = _native()
     told = None if native is None else native.versions(tensors)
@@ -103,7 +105,7 @@ def scalars(vector: Tensor) -> Sequence[Tensor]:
     return plain.scalars(vector) if told is None else told
 
 
-def same(some: list[Any], others: list[Any]) -> bool:
+def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     """Look as `plain.same` does."""
     native = _native()
     told = None if native is None else native.same(some, others)

@@ -3,6 +3,8 @@
 // Every function gives the answer of its twin there, or None where it cannot tell
 // because a tensor is of another type than Tensor or Parameter: the twin then answers.
 // The GIL is held throughout. Addresses, versions and sizes are arrays of type "q".
+// Gradients are returned as `Tensors`, a sequence that makes an object for one when it
+// is asked for: autograd makes none, and for thousands that is most of a look.
 //
 // What is shared with other threads reads and writes memory, and nothing else: no object
 // is made, no reference counted, no warning given.
@@ -88,13 +90,120 @@ class Held {
   bool held_;
 };
 
+// Tensors, held; each gets its object when it is asked for.
+struct Tensors {
+  PyObject_HEAD
+  std::vector<at::Tensor>* held;
+};
+
+PyTypeObject* tensors_type = nullptr;
+
+const std::vector<at::Tensor>& held_by(PyObject* self) {
+  return *reinterpret_cast<Tensors*>(self)->held;
+}
+
+PyObject* tensors_of(std::vector<at::Tensor> held) {
+  auto* made = PyObject_New(Tensors, tensors_type);
+  if (made != nullptr) {
+    made->held = new std::vector<at::Tensor>(std::move(held));
+  }
+  return reinterpret_cast<PyObject*>(made);
+}
+
+void drop_tensors(PyObject* self) {
+  delete reinterpret_cast<Tensors*>(self)->held;
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_Free(self);
+  Py_DECREF(type);
+}
+
+Py_ssize_t count_tensors(PyObject* self) {
+  return static_cast<Py_ssize_t>(held_by(self).size());
+}
+
+PyObject* tensor_of(PyObject* self, Py_ssize_t place) {
+  HANDLE_TH_ERRORS
+  if (place < 0 || place >= count_tensors(self)) {
+    PyErr_SetString(PyExc_IndexError, "there is no tensor at this place");
+    return nullptr;
+  }
+  return THPVariable_Wrap(held_by(self)[static_cast<size_t>(place)]);
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* some_tensors(PyObject* self, PyObject* key) {
+  HANDLE_TH_ERRORS
+  if (!PySlice_Check(key)) {
+    const Py_ssize_t place = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    if (place == -1 && PyErr_Occurred() != nullptr) {
+      return nullptr;
+    }
+    return tensor_of(self, place < 0 ? place + count_tensors(self) : place);
+  }
+  Py_ssize_t begin = 0, end = 0, stride = 0;
+  if (PySlice_Unpack(key, &begin, &end, &stride) != 0) {
+    return nullptr;
+  }
+  const Py_ssize_t count =
+      PySlice_AdjustIndices(count_tensors(self), &begin, &end, stride);
+  std::vector<at::Tensor> chosen;
+  chosen.reserve(static_cast<size_t>(count));
+  for (Py_ssize_t i = 0; i < count; i++) {
+    chosen.push_back(held_by(self)[static_cast<size_t>(begin + i * stride)]);
+  }
+  return tensors_of(std::move(chosen));
+  END_HANDLE_TH_ERRORS
+}
+
+PyType_Slot tensors_slots[] = {
+    {Py_tp_doc, const_cast<char*>("Tensors, of which each gets its object when asked for.")},
+    {Py_tp_dealloc, reinterpret_cast<void*>(drop_tensors)},
+    {Py_sq_length, reinterpret_cast<void*>(count_tensors)},
+    {Py_sq_item, reinterpret_cast<void*>(tensor_of)},
+    {Py_mp_length, reinterpret_cast<void*>(count_tensors)},
+    {Py_mp_subscript, reinterpret_cast<void*>(some_tensors)},
+    {0, nullptr},
+};
+
+PyType_Spec tensors_spec = {
+    "gradscale_looks.Tensors",
+    sizeof(Tensors),
+    0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION | Py_TPFLAGS_SEQUENCE,
+    tensors_slots};
+
+// A list of tensors, or `Tensors`; invalid if it is neither.
+class Row {
+ public:
+  explicit Row(PyObject* object)
+      : list_(PyList_Check(object) ? object : nullptr),
+        held_(Py_TYPE(object) == tensors_type ? &held_by(object) : nullptr) {}
+  bool valid() const {
+    return list_ != nullptr || held_ != nullptr;
+  }
+  int64_t size() const {
+    return list_ != nullptr ? PyList_GET_SIZE(list_)
+                            : static_cast<int64_t>(held_->size());
+  }
+  // Null where it is of a class of its own, or no tensor at all.
+  const at::Tensor* at(int64_t place) const {
+    if (held_ != nullptr) {
+      return &(*held_)[static_cast<size_t>(place)];
+    }
+    PyObject* object = PyList_GET_ITEM(list_, place);
+    return THPVariable_CheckExact(object) ? &THPVariable_Unpack(object) : nullptr;
+  }
+
+ private:
+  PyObject* list_;
+  const std::vector<at::Tensor>* held_;
+};
+
 // Backward has pushed the gradients out of the caches. So the loop over them begins AHEAD
 // places early, and fetches each link by link; between two links pass AWAY places, which
 // is time enough for one to arrive.
 constexpr int64_t AWAY = 8;
 constexpr int64_t AHEAD = 5 * AWAY;
-// Gradients whose objects one thread makes while they are in its cache.
-constexpr Py_ssize_t TOGETHER = 512;
 
 template <typename Whole>
 void fetch(const Whole* whole) {
@@ -115,6 +224,23 @@ void fetch_behind(const Whole& whole) {
   for (void* word : words) {
     __builtin_prefetch(word);
   }
+}
+
+// The object that stands for a tensor in Python; null where nobody has asked for one.
+template <typename Slot>
+auto object_in(const Slot* slot, int) -> decltype(slot->load_pyobj()) {
+  return slot->load_pyobj();
+}
+
+// The same in older versions of PyTorch.
+template <typename Slot>
+PyObject* object_in(const Slot* slot, long) {
+  return slot->_unchecked_untagged_pyobj();
+}
+
+PyObject* object_of(const c10::TensorImpl* tensor) {
+  // The first of the two, where there is one: 0 is an int.
+  return object_in(tensor->pyobj_slot(), 0);
 }
 
 // The tensor at a place of a list; null where there is none.
@@ -152,17 +278,7 @@ void fetch_grads(PyObject* params, int64_t place) {
     if (grad->has_storage()) {
       fetch(grad->unsafe_storage().unsafeGetStorageImpl());
     }
-  }
-}
-
-// The same for a loop over the objects of gradients that others have looked at.
-void fetch_objects(const std::vector<const at::Tensor*>& grads, size_t place) {
-  const size_t next = place + AWAY, furthest = place + 2 * AWAY;
-  if (furthest < grads.size() && grads[furthest] != nullptr) {
-    __builtin_prefetch(grads[furthest]->unsafeGetTensorImpl()->pyobj_slot());
-  }
-  if (next < grads.size() && grads[next] != nullptr) {
-    fetch_behind(*grads[next]->unsafeGetTensorImpl()->pyobj_slot());
+    __builtin_prefetch(object_of(grad));
   }
 }
 
@@ -291,11 +407,9 @@ struct Seen {
   std::atomic<bool> odd{false};
 };
 
-// Looks at the gradients from one place on; those that are there are like the first.
-void see(PyObject* params, const at::Tensor& first, int64_t from, int64_t to, Seen& seen) {
-  const auto look = [&, from](int64_t begin, int64_t end) {
-    begin += from;
-    end += from;
+// Looks at the gradients; those that are there are like the first.
+void see(PyObject* params, const at::Tensor& first, Seen& seen) {
+  const auto look = [&](int64_t begin, int64_t end) {
     bool missing = false, untracked = false, lazy = false, views = false,
          elsewhere = false, odd = false;
     for (int64_t i = begin - AHEAD; i < end; i++) {
@@ -316,7 +430,11 @@ void see(PyObject* params, const at::Tensor& first, int64_t from, int64_t to, Se
         odd |= !param.is_leaf();
         continue;
       }
-      if (!is_ordinary(grad.unsafeGetTensorImpl()) ||
+      const c10::TensorImpl* impl = grad.unsafeGetTensorImpl();
+      const PyObject* known = object_of(impl);
+      const bool is_tensor = known == nullptr ||
+          reinterpret_cast<const PyObject*>(Py_TYPE(known)) == THPVariableClass;
+      if (!is_tensor || !is_ordinary(impl) ||
           grad.scalar_type() != first.scalar_type() || !grad.is_contiguous()) {
         odd = true;
         break;
@@ -342,7 +460,7 @@ void see(PyObject* params, const at::Tensor& first, int64_t from, int64_t to, Se
     note(seen.elsewhere, elsewhere);
     note(seen.odd, odd);
   };
-  if (!gradscale::share(to - from, look)) {
+  if (!gradscale::share(PyList_GET_SIZE(params), look)) {
     seen.odd = true;
   }
 }
@@ -371,22 +489,6 @@ bool close_up(Seen& seen, PyObject* params, PyObject* owners) {
   return true;
 }
 
-// While this lives, no garbage is collected: making an object runs no code of others.
-class Undisturbed {
- public:
-  Undisturbed() : collects_(PyGC_Disable() == 1) {}
-  ~Undisturbed() {
-    if (collects_) {
-      PyGC_Enable();
-    }
-  }
-  Undisturbed(const Undisturbed&) = delete;
-  Undisturbed& operator=(const Undisturbed&) = delete;
-
- private:
-  bool collects_;
-};
-
 PyObject* gather(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* params = nullptr;
@@ -399,11 +501,9 @@ PyObject* gather(PyObject*, PyObject* args) {
   if (!PyList_Check(params)) {
     Py_RETURN_NONE;
   }
-  // What is seen is not held until the end.
-  const Undisturbed undisturbed;
+  // First of all: making a list may collect garbage, which runs code of others.
   Owned owners(PyList_New(0));
-  Owned tensors(PyList_New(0));
-  if (owners.get() == nullptr || tensors.get() == nullptr) {
+  if (owners.get() == nullptr) {
     return nullptr;
   }
   const Py_ssize_t count = PyList_GET_SIZE(params);
@@ -421,48 +521,41 @@ PyObject* gather(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
   }
   Seen seen(static_cast<size_t>(count));
-  // By itself, a thread makes the objects while what they stand for is in its cache.
-  const Py_ssize_t together = gradscale::is_shared(count) ? count : TOGETHER;
-  for (Py_ssize_t from = 0; from < count; from += together) {
-    const Py_ssize_t to = std::min(from + together, count);
-    see(params, *first, from, to, seen);
-    if (seen.odd) {
-      Py_RETURN_NONE;
-    }
-    for (Py_ssize_t i = from; i < to; i++) {
-      fetch_objects(seen.grads, i);
-      if (seen.grads[i] == nullptr) {
-        continue;
-      }
-      Owned object(THPVariable_Wrap(*seen.grads[i]));
-      if (object.get() == nullptr || PyList_Append(tensors.get(), object.get()) != 0) {
-        return nullptr;
-      }
-      if (reinterpret_cast<PyObject*>(Py_TYPE(object.get())) != THPVariableClass) {
-        Py_RETURN_NONE;
-      }
+  see(params, *first, seen);
+  if (seen.odd) {
+    Py_RETURN_NONE;
+  }
+  // From here on they are held, whatever code runs.
+  std::vector<at::Tensor> held;
+  held.reserve(static_cast<size_t>(count));
+  for (const at::Tensor* grad : seen.grads) {
+    if (grad != nullptr) {
+      held.push_back(*grad);
     }
   }
-  if (seen.missing && !close_up(seen, params, owners.get())) {
+  Owned tensors(tensors_of(std::move(held)));
+  if (tensors.get() == nullptr ||
+      (seen.missing && !close_up(seen, params, owners.get()))) {
     return nullptr;
   }
+  const std::vector<at::Tensor>& grads = held_by(tensors.get());
   if (seen.lazy) {
     try {
-      for (size_t i = 0; i < seen.grads.size(); i++) {
-        seen.addresses[i] = address_of(*seen.grads[i]);
+      for (size_t i = 0; i < grads.size(); i++) {
+        seen.addresses[i] = address_of(grads[i]);
       }
     } catch (const c10::Error&) {
       Py_RETURN_NONE;
     }
   }
-  if (!same_as_before(seen.addresses, *seen.grads[0], kind, before) &&
+  if (!same_as_before(seen.addresses, grads[0], kind, before) &&
       (seen.elsewhere || seen.views || !distinct(seen.addresses))) {
     Py_RETURN_NONE;
   }
   if (seen.untracked) {
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(tensors.get()); i++) {
+    for (const at::Tensor& grad : grads) {
       // Raises, as it does in Python.
-      THPVariable_Unpack(PyList_GET_ITEM(tensors.get(), i))._version();
+      grad._version();
     }
   }
   Owned begins(array_of(seen.addresses));
@@ -485,26 +578,25 @@ PyObject* gather(PyObject*, PyObject* args) {
 // Sets `odd` where one of them must be looked at by itself.
 bool all_untouched(
     PyObject* params,
-    PyObject* tensors,
+    const Row& tensors,
     const int64_t* marks,
     std::atomic<bool>& odd) {
   std::atomic<bool> touched{false};
   const auto look = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; i++) {
       PyObject* param = PyList_GET_ITEM(params, i);
-      PyObject* object = PyList_GET_ITEM(tensors, i);
-      if (!THPVariable_CheckExact(param) || !THPVariable_CheckExact(object)) {
+      const at::Tensor* tensor = tensors.at(i);
+      if (!THPVariable_CheckExact(param) || tensor == nullptr) {
         odd = true;
         return;
       }
       const at::Tensor& grad = THPVariable_Unpack(param).unsafeGetTensorImpl()->grad();
-      const at::Tensor& tensor = THPVariable_Unpack(object);
-      if (!grad.defined() || tensor.is_inference()) {
+      if (!grad.defined() || tensor->is_inference()) {
         odd = true;
         return;
       }
-      // A tensor that an object is held of has no other object.
-      if (!tensor.is_same(grad) || version_of(tensor) != marks[i]) {
+      // A tensor that is held has one object at most.
+      if (!tensor->is_same(grad) || version_of(*tensor) != marks[i]) {
         touched = true;
         return;
       }
@@ -519,17 +611,18 @@ bool all_untouched(
 PyObject* untouched(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* params = nullptr;
-  PyObject* tensors = nullptr;
+  PyObject* gathered = nullptr;
   PyObject* versions = nullptr;
-  if (!PyArg_ParseTuple(args, "OOO", &params, &tensors, &versions)) {
+  if (!PyArg_ParseTuple(args, "OOO", &params, &gathered, &versions)) {
     return nullptr;
   }
-  if (!PyList_Check(params) || !PyList_Check(tensors)) {
+  const Row tensors(gathered);
+  if (!PyList_Check(params) || !tensors.valid()) {
     Py_RETURN_NONE;
   }
   const Held marks(versions);
   const Py_ssize_t count = PyList_GET_SIZE(params);
-  const Py_ssize_t expected = PyList_GET_SIZE(tensors);
+  const Py_ssize_t expected = tensors.size();
   if (!marks.valid() || marks.size() != expected) {
     Py_RETURN_NONE;
   }
@@ -557,33 +650,32 @@ PyObject* untouched(PyObject*, PyObject* args) {
       same = false;
       break;
     }
-    PyObject* object = PyList_GET_ITEM(tensors, place);
-    if (!THPVariable_CheckExact(object)) {
+    const at::Tensor* tensor = tensors.at(place);
+    if (tensor == nullptr) {
       Py_RETURN_NONE;
     }
-    const at::Tensor& tensor = THPVariable_Unpack(object);
-    same = tensor.is_same(grad) && version_of(tensor) == marks.data()[place];
+    same = tensor->is_same(grad) && version_of(*tensor) == marks.data()[place];
     place++;
   }
   return PyBool_FromLong(same && place == expected);
   END_HANDLE_TH_ERRORS
 }
 
-// A number of each tensor of a list.
+// A number of each tensor of a row.
 template <typename Look>
-PyObject* of_each(PyObject* tensors, Look look) {
+PyObject* of_each(PyObject* object, Look look) {
   HANDLE_TH_ERRORS
-  if (!PyList_Check(tensors)) {
+  const Row tensors(object);
+  if (!tensors.valid()) {
     Py_RETURN_NONE;
   }
-  const Py_ssize_t count = PyList_GET_SIZE(tensors);
-  Numbers found(static_cast<size_t>(count));
-  for (Py_ssize_t i = 0; i < count; i++) {
-    PyObject* object = PyList_GET_ITEM(tensors, i);
-    if (!THPVariable_CheckExact(object)) {
+  Numbers found(static_cast<size_t>(tensors.size()));
+  for (int64_t i = 0; i < tensors.size(); i++) {
+    const at::Tensor* tensor = tensors.at(i);
+    if (tensor == nullptr) {
       Py_RETURN_NONE;
     }
-    found[i] = look(THPVariable_Unpack(object));
+    found[i] = look(*tensor);
   }
   return array_of(found);
   END_HANDLE_TH_ERRORS
@@ -918,7 +1010,8 @@ PyObject* attribute_of(const char* module, const char* name) {
 PyMODINIT_FUNC PyInit_gradscale_looks() {
   array_type = attribute_of("array", "array");
   defaultdict_type = attribute_of("collections", "defaultdict");
-  if (array_type == nullptr || defaultdict_type == nullptr) {
+  tensors_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&tensors_spec));
+  if (array_type == nullptr || defaultdict_type == nullptr || tensors_type == nullptr) {
     return nullptr;
   }
   return PyModule_Create(&definition);

@@ -27,12 +27,13 @@ class Gathered(NamedTuple):
 
     Attributes:
         params: The parameters that have one.
-        tensors: float[...] each, at least one.
+        tensors: float[...] each, at least one; in C++ a sequence that makes an object
+            for one only when it is asked for.
         addresses, versions, numels: Of each gradient.
     """
 
     params: list[Tensor]
-    tensors: list[Tensor]
+    tensors: Sequence[Tensor]
     addresses: Numbers
     versions: Numbers
     numels: Numbers
@@ -113,7 +114,7 @@ def _seem_apart(tensors: list[Tensor], begins: Numbers) -> bool:
     return distinct and not any(map(Tensor._is_view, tensors))
 
 
-def untouched(params: list[Tensor], tensors: list[Tensor], marks: Numbers) -> bool:
+def untouched(params: list[Tensor], tensors: Sequence[Tensor], marks: Numbers) -> bool:
     """Return whether the gradients are these very tensors, in these versions."""
     now = list(map(_GRAD, params))
     if len(now) != len(tensors):
@@ -121,7 +122,7 @@ def untouched(params: list[Tensor], tensors: list[Tensor], marks: Numbers) -> bo
     return same(now, tensors) and versions(tensors) == marks
 
 
-def addresses(tensors: list[Tensor]) -> Numbers:
+def addresses(tensors: Sequence[Tensor]) -> Numbers:
     """Return where the tensors begin."""
     return numbers(map(Tensor.data_ptr, tensors))
 
@@ -138,7 +139,9 @@ def survey(lists: list[list[Tensor]]) -> Survey | None:
     )
 
 
-def as_before(lists: list[list[Tensor]], rows: list[Numbers], numels: Numbers) -> bool:
+def as_before(
+    lists: Sequence[Sequence[Tensor]], rows: list[Numbers], numels: Numbers
+) -> bool:
     """Return whether the tensors of each list lie as they did.
 
     Args:
@@ -153,7 +156,7 @@ def as_before(lists: list[list[Tensor]], rows: list[Numbers], numels: Numbers) -
     )
 
 
-def versions(tensors: list[Tensor]) -> Numbers:
+def versions(tensors: Sequence[Tensor]) -> Numbers:
     """Return how often autograd has seen a write to each."""
     return numbers(map(_VERSION, tensors))
 
@@ -168,8 +171,8 @@ def scalars(vector: Tensor) -> Sequence[Tensor]:
     return vector.unbind()
 
 
-def same(some: list[Any], others: list[Any]) -> bool:
-    """Return whether both lists hold the very same objects."""
+def same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Return whether both hold the very same objects."""
     return len(some) == len(others) and all(map(is_, some, others))
 
 

@@ -1,5 +1,6 @@
 """Adam and AdamW in one pass."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -92,7 +93,11 @@ class Adam(OnePass, torch.optim.Adam):
         return STEP, "exp_avg", "exp_avg_sq"
 
     def run(
-        self, group: dict[str, Any], batch: Batch, grads: list[Tensor], handed: Handed
+        self,
+        group: dict[str, Any],
+        batch: Batch,
+        grads: Sequence[Tensor],
+        handed: Handed,
     ) -> None:
         """Run one pass."""
         lists = AdamLists(

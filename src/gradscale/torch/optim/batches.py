@@ -1,5 +1,6 @@
 """The lists of an optimizer, kept from step to step for as long as they hold."""
 
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from gradscale.torch.optim.entries import (
 _GRAD = attrgetter("grad")
 
 # Group, batch, gradients, and where these begin if a scaler has just looked.
-Walk = list[tuple[dict[str, Any], Batch, list[Tensor], looks.Numbers | None]]
+Walk = list[tuple[dict[str, Any], Batch, Sequence[Tensor], looks.Numbers | None]]
 
 
 class _Held(NamedTuple):
@@ -216,8 +217,7 @@ def _part_of(seen: Seen, begin: int, params: list[Tensor]) -> Seen | None:
 
 
 def _cut(seen: Seen, begin: int, end: int) -> Seen:
-    lists = seen.params, seen.grads
-    params, grads = (one[begin:end] for one in lists)
+    params, grads = seen.params[begin:end], seen.grads[begin:end]
     return Seen(params, grads, seen.addresses[begin:end], seen.kind)
 
 

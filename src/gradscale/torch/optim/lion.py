@@ -1,5 +1,6 @@
 """Lion in one pass."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -73,7 +74,11 @@ class Lion(OnePass):
         return ("exp_avg",)
 
     def run(
-        self, group: dict[str, Any], batch: Batch, grads: list[Tensor], handed: Handed
+        self,
+        group: dict[str, Any],
+        batch: Batch,
+        grads: Sequence[Tensor],
+        handed: Handed,
     ) -> None:
         """Run one pass."""
         lists = MomentumLists(

@@ -1,6 +1,6 @@
 """What the optimizers have in common: batches in, one pass over each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -54,7 +54,11 @@ class OnePass(torch.optim.Optimizer):
         return 0.0
 
     def run(
-        self, group: dict[str, Any], batch: Batch, grads: list[Tensor], handed: Handed
+        self,
+        group: dict[str, Any],
+        batch: Batch,
+        grads: Sequence[Tensor],
+        handed: Handed,
     ) -> None:
         """Run one pass."""
         raise NotImplementedError

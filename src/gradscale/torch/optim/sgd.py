@@ -1,5 +1,6 @@
 """SGD in one pass."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -82,7 +83,11 @@ class SGD(OnePass, torch.optim.SGD):
         return 0.0 if state.get(BUFFER) is None else 1.0
 
     def run(
-        self, group: dict[str, Any], batch: Batch, grads: list[Tensor], handed: Handed
+        self,
+        group: dict[str, Any],
+        batch: Batch,
+        grads: Sequence[Tensor],
+        handed: Handed,
     ) -> None:
         """Run one pass."""
         lists = MomentumLists(
