@@ -4,12 +4,15 @@ import pytest
 import torch
 
 from gradscale import Verdict
+from gradscale.torch import GradScaler, optim
 from tests.torch.clipped import clipped_step, moments, optimizers, targets
 from tests.torch.training import (
     FUSED,
     INF,
     NAN,
     TOLERANCE,
+    backward,
+    parameter,
 )
 
 SGD = torch.optim.SGD
@@ -30,6 +33,42 @@ def test_a_norm_that_overflows_is_a_skip_with_its_own_code(make, target, unscale
     assert scaler.last.verdict.code == "GS204"
     assert scaler.get_scale() == 0.5
     assert scaler.skipped_steps == 1
+
+
+@pytest.mark.parametrize("unscale", [False, True], ids=["scaled", "unscaled"])
+@pytest.mark.parametrize("make", [SGD, optim.SGD], ids=["torch", "own"])
+def test_a_clip_of_bare_parameters_is_about_their_optimizer_alone(make, unscale):
+    scaler = GradScaler("cpu", init_scale=4.0)
+    bad, good = parameter(2), parameter(2)
+    first, second = make([bad], lr=1.0), make([good], lr=1.0)
+    backward(scaler, bad, [INF, 1.0])
+    backward(scaler, good, [3.0, 4.0])
+    if unscale:
+        scaler.unscale_(first)
+        scaler.unscale_(second)
+    scaler.clip_grad_norm_([bad], 1.0)
+    scaler.step(first)
+    scaler.step(second)
+    scaler.update()
+    assert bad.tolist() == [0.0, 0.0]
+    assert good.tolist() == [-3.0, -4.0]
+    assert (scaler.last[first].applied, scaler.last[second].applied) == (False, True)
+    assert scaler.last[second].grad_norm is None
+
+
+def test_clips_of_bare_parameters_count_where_they_belong_each():
+    scaler = GradScaler("cpu", init_scale=4.0)
+    params = [parameter(2), parameter(2)]
+    optimizers = [SGD([param], lr=1.0) for param in params]
+    for param, grad in zip(params, ([3.0, 4.0], [6.0, 8.0]), strict=True):
+        backward(scaler, param, grad)
+        scaler.clip_grad_norm_([param], 1.0)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    assert [scaler.last[optimizer].grad_norm for optimizer in optimizers] == [5.0, 10.0]
+    for param in params:
+        assert param.tolist() == pytest.approx([-0.6, -0.8], rel=EXACT)
 
 
 @targets

@@ -83,6 +83,38 @@ def test_an_expanded_gradient_is_written_out(grad):
     assert torch.equal(param.grad, grad)
 
 
+def test_a_negated_gradient_is_written_out():
+    (param,) = _holding(torch._neg_view(torch.tensor([1.0, -2.0])))
+    gradients = gather([param], allow_fp16=False)
+    assert not param.grad.is_neg()
+    assert gradients.tensors[0].tolist() == param.grad.tolist() == [-1.0, 2.0]
+
+
+def test_a_conjugated_gradient_is_written_out():
+    (param,) = _holding(torch.tensor([1.0 + 2.0j]).conj())
+    gradients = gather([param], allow_fp16=False)
+    assert gradients.tensors[0].tolist() == [[1.0, -2.0]]
+    gradients.tensors[0].mul_(2.0)
+    assert param.grad.tolist() == [2.0 - 4.0j]
+
+
+def test_a_gradient_of_inference_mode_is_written_out():
+    (param,) = _holding(torch.zeros(2))
+    with torch.inference_mode():
+        param.grad = torch.tensor([1.0, 2.0])
+    gradients = gather([param], allow_fp16=False)
+    assert not param.grad.is_inference()
+    assert gradients.tensors[0].tolist() == [1.0, 2.0]
+
+
+def test_the_list_of_a_group_may_change_afterwards():
+    params = _holding(torch.ones(2), torch.ones(3))
+    gradients = gather(params, allow_fp16=False)
+    first, second = params
+    params.pop()
+    assert [id(p) for p in gradients.params] == [id(first), id(second)]
+
+
 def test_a_dimension_of_one_does_not_make_a_gradient_expanded():
     (param,) = _holding(torch.zeros(3, 1))
     param.grad = grad = torch.ones(3).as_strided((3, 1), (1, 0))

@@ -295,6 +295,23 @@ def test_culprits_are_named_by_the_optimizers_own_names():
     assert scaler.last.culprits == ("decoder.bias",)
 
 
+@pytest.mark.parametrize("change", [list.pop, list.reverse])
+def test_culprits_keep_their_names_when_a_group_changes(change):
+    model = torch.nn.ParameterDict({"a": parameter(2), "b": parameter(2)})
+    scaler = GradScaler("cpu", init_scale=4.0, model=model)
+    optimizer = torch.optim.SGD(model.values(), lr=0.5)
+    for step in range(5):
+        optimizer.zero_grad()
+        backward(scaler, model["a"], 1.0)
+        backward(scaler, model["b"], INF if step == 1 else 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 1:
+            kept = scaler.last
+            change(optimizer.param_groups[0]["params"])
+    assert kept.culprits == ("b",)
+
+
 def test_there_are_no_culprits_in_a_finite_step():
     scaler, param = GradScaler("cpu"), parameter(2)
     iterate(scaler, SGD([param], lr=1.0), param, 1.0)

@@ -29,12 +29,12 @@ def gather(
 ) -> Gradients:
     """Collect the gradients of `params`, refusing by name what cannot be unscaled.
 
-    A sparse gradient is coalesced and an expanded one is written out; both replace
-    `.grad`. No host sync.
+    A sparse gradient is coalesced, and one that is expanded, negated or conjugated on
+    reading, or made in inference mode is written out; all of them replace `.grad`. No
+    host sync.
 
     Args:
-        params: The parameters; those without a gradient are passed over. A list is
-            kept, not copied.
+        params: The parameters; those without a gradient are passed over.
         allow_fp16: Accept f16 gradients.
         names: What `names_of` needs to name a parameter in an error.
         before: Where those lay that were gathered of the same parameters before:
@@ -61,10 +61,11 @@ def _gather_ordinary(
     found = looks.gather(params, allow_fp16, kind, addresses)
     if found is None:
         return None
-    params, tensors, addresses, versions, numels = found
+    owners, tensors, addresses, versions, numels = found
     kind = tensors[0].device, tensors[0].dtype
+    # A copy: the list of a group may be changed before a failed step is told of.
     return Gradients(
-        params, tensors, addresses, versions, kind, len(tensors), numels=numels
+        list(owners), tensors, addresses, versions, kind, len(tensors), numels=numels
     )
 
 
@@ -93,6 +94,9 @@ def _gather_any(
         present += 1
         if grad.dtype is torch.float16 and not allow_fp16:
             halves.append(param)
+        if grad.is_neg() or (not tracing and grad.is_inference()):
+            # Its values do not lie in its memory, or writes to it are not counted.
+            grad = param.grad = grad.clone().resolve_neg()
         if type(grad) is not Tensor or grad.dtype not in REAL_DTYPES:
             grad = _plain(param, grad, names)
         elif grad.layout is not torch.strided or not grad.is_contiguous():
@@ -168,6 +172,8 @@ def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
     if grad.is_complex():
         if grad.layout is not torch.strided:
             raise _refused(param, grad, "a complex sparse gradient", names)
+        if grad.is_conj() and grad is param.grad:
+            grad = param.grad = grad.resolve_conj()
         return torch.view_as_real(_strided(param, grad, names))
     if grad.dtype not in REAL_DTYPES:
         raise _refused(param, grad, f"a gradient of dtype {grad.dtype}", names)

@@ -2,6 +2,7 @@
 
 import weakref
 from collections import defaultdict
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -68,7 +69,7 @@ class Iteration:
     Attributes:
         states: Torch's own table: stage and flags by the optimizer's id.
         steps: What else is known, by the same key.
-        params_clip: A clip of bare parameters; it counts for every optimizer.
+        params_clips: Clips of bare parameters, each with the ids of these.
         scaled: A loss was scaled since the last update.
         losses: How many losses of one element these were.
         settled: The steps behind the last outcome; empty before the first.
@@ -86,7 +87,7 @@ class Iteration:
         """Forget everything that is open."""
         self.states: dict[int, dict[str, Any]] = defaultdict(fresh_state)
         self.steps: dict[int, OpenStep] = {}
-        self.params_clip: Clip | None = None
+        self.params_clips: list[tuple[frozenset[int], Clip]] = []
         self.scaled = False
         self.losses = 0
 
@@ -137,6 +138,14 @@ class Iteration:
             for param in step.params()
         }
         return closed.issuperset(id(param) for param in params)
+
+    def params_clip_of(self, step: OpenStep) -> Clip | None:
+        """Return the clips of bare parameters that this step has, as one."""
+        if not self.params_clips or step.optimizer is None:
+            return None
+        own = frozenset(map(id, step.params()))
+        clips = [clip for ids, clip in self.params_clips if not own.isdisjoint(ids)]
+        return reduce(lambda earlier, clip: clip.after(earlier), clips, None)
 
     def unscaled(self) -> list[OpenStep]:
         """Return the steps whose gradients are unscaled and not yet used."""

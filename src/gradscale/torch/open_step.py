@@ -181,11 +181,12 @@ class OpenStep:
             return False
         params = self.params()
         if last.wrapped is None:
-            return looks.untouched(params, last.tensors, versions)
+            return looks.untouched(params, last.tensors, last.addresses, versions)
         # A write to a DTensor is told by itself, not by its local part.
         present = [grad for grad in map(_GRAD, params) if grad is not None]
         return (
             looks.same(present, last.wrapped)
+            and looks.addresses(last.tensors) == last.addresses
             and looks.versions(last.tensors) == versions
             and _versions_of(last.wrapped) == self.wrappers
         )
@@ -245,7 +246,10 @@ class OpenStep:
         found = self.gradients
         if found is None or found.kind is None:
             return None
-        return Seen(found.params, found.tensors, found.addresses, found.kind)
+        numels = found.numels
+        if numels is None:
+            numels = looks.numbers(map(Tensor.numel, found.tensors))
+        return Seen(found.params, found.tensors, found.addresses, numels, found.kind)
 
     def close(
         self, leftover: tuple[Tensor, Tensor] | None = None, *, written: bool = True

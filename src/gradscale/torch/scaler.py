@@ -308,7 +308,7 @@ class GradScaler(torch.amp.GradScaler):
             multiplier,
             found_inf,
             grad_scale=grad_scale,
-            params_clip=self._iteration.params_clip,
+            params_clip=self._iteration.params_clip_of(step),
         )
 
     def _sample(self, step: OpenStep) -> None:
@@ -318,7 +318,8 @@ class GradScaler(torch.amp.GradScaler):
             or step.gradients is None
         ):
             return
-        others, clipped = self._iteration.steps.values(), self._iteration.params_clip
+        others = self._iteration.steps.values()
+        clipped = self._iteration.params_clip_of(step)
         if step.versions is clipped is None and not step.shares_with(others):
             self._monitor.meter.sample(
                 step.gradients, self._scale_behind(step), step.names, step.reading
@@ -405,7 +406,7 @@ class GradScaler(torch.amp.GradScaler):
         self, optimizers: list[Any], max_norm: float, norm_type: float
     ) -> Tensor:
         scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
-        alone = len(optimizers) == 1 and self._iteration.params_clip is None
+        alone = len(optimizers) == 1 and not self._iteration.params_clips
         steps, norms = [], []
         for optimizer in optimizers:
             step = self._open_step(optimizer)
@@ -469,7 +470,7 @@ class GradScaler(torch.amp.GradScaler):
         unscaled = {id(param) for param in params_of(steps)}
         by_hand = not self._iteration.scaled and self._iteration.seen_in_last(params)
         behind = scale if by_hand else ledger.used_scale
-        first = not unscaled and self._iteration.params_clip is None
+        first = not unscaled and not self._iteration.params_clips
         if first and host_may_act() and self._monitor.meter.wanted:
             # The clip is written at once: later there is nothing left to count in.
             key, groups = hash(tuple(map(id, params))), [{"params": params}]
@@ -479,10 +480,12 @@ class GradScaler(torch.amp.GradScaler):
             self._monitor.meter.sample(gradients, behind, (namer,))
         inv_scale = inverse(behind)
         clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type, voice)
+        clipped = frozenset(map(id, params))
         for step in steps:
-            step.close()
-            self._iteration.also_skip(step, clip.found)
-        self._iteration.params_clip = clip.after(self._iteration.params_clip)
+            if not clipped.isdisjoint(map(id, step.params())):
+                step.close()
+                self._iteration.also_skip(step, clip.found)
+        self._iteration.params_clips.append((clipped, clip))
         return clip.norm
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> float | None:
@@ -687,12 +690,14 @@ class GradScaler(torch.amp.GradScaler):
     def _parts(self) -> tuple[list[Part], list[int]]:
         """Return what each optimizer contributes, and the keys of the idle ones."""
         scale, ledger = self._books("update")
-        steps, params_clip = self._iteration.steps, self._iteration.params_clip
+        steps = self._iteration.steps
         parts, idle = [], []
         for key, state in self._per_optimizer_states.items():
             if state["found_inf_per_device"]:
                 step = steps.get(key) or OpenStep()
-                clip = params_clip if step.clip is None else step.clip
+                clip = step.clip
+                if clip is None:
+                    clip = self._iteration.params_clip_of(step)
                 skip = skip_of(state, scale.device, step.skip)
                 part = Part(
                     account=self._account(key),

@@ -115,6 +115,45 @@ def test_another_default_dtype_changes_nothing(device, make, kernels, dtype):
         torch.set_default_dtype(before)
 
 
+@pytest.mark.parametrize("kernels", ["triton", "plain"])
+def test_memory_that_is_exchanged_between_clip_and_step_is_taken(device, kernels):
+    param = torch.nn.Parameter(torch.zeros(1000, device=device))
+    optimizer = optim.SGD([param], lr=1.0, kernels=kernels)
+    scaler = GradScaler(device.type, 4.0, kernels=kernels)
+    for step in range(3):
+        param.grad = torch.full((1000,), 4.0, device=device)
+        scaler.scale(torch.ones((), device=device))
+        scaler.clip_grad_norm_(optimizer, 1e9)
+        if step == 2:
+            param.grad.data = param.grad.data * 0.5
+            others = [torch.full((1000,), 777.0, device=device) for _ in range(5)]
+        scaler.step(optimizer)
+        scaler.update()
+    assert param.unique().tolist() == [-2.5]
+    assert len(others) == 5
+
+
+@pytest.mark.usefixtures("few_are_many")
+@makes
+@pytest.mark.parametrize("kernels", ["triton", "plain"])
+def test_a_gradient_that_is_negated_on_reading_is_taken_as_it_reads(
+    device, make, kernels
+):
+    def run(negate):
+        params = [torch.nn.Parameter(torch.ones(5, device=device)) for _ in range(2)]
+        optimizer = make(params, kernels)
+        scaler = GradScaler(device.type, 8.0, kernels=kernels)
+        for size in (1.0, -3.0, 0.5):
+            scaler.scale(torch.ones((), device=device))
+            for param in params:
+                param.grad = negate(torch.full((5,), size, device=device))
+            scaler.step(optimizer)
+            scaler.update()
+        return [param.tolist() for param in params]
+
+    assert run(torch._neg_view) == run(torch.neg)
+
+
 def mixed(device):
     """Return parameters and gradients of all dtypes and layouts."""
     a, b, c, d, e = values(((CHUNK + 7,), (33,), (5, 7), (6, 4), (40,)), device)

@@ -165,15 +165,17 @@ def test_the_very_list_is_returned_where_all_have_a_gradient(looks_in_cpp):
     assert looks_in_cpp.gather(params, False, None, None)[0] is params
 
 
-def test_an_untracked_gradient_raises_as_in_python(looks_in_cpp):
+def untracked():
     with torch.inference_mode():
-        grad = torch.ones(3)
-    params = [holding(None)]
-    params[0].grad = grad
-    with pytest.raises(RuntimeError, match="version counter"):
-        plain.gather(params, False, None, None)
-    with pytest.raises(RuntimeError, match="version counter"):
-        looks_in_cpp.gather(params, False, None, None)
+        return torch.ones(3)
+
+
+@pytest.mark.parametrize("make", [untracked, lambda: torch._neg_view(torch.ones(3))])
+def test_gradients_that_are_not_what_lies_there_are_not_ordinary(looks_in_cpp, make):
+    params = [holding(torch.ones(3)), holding(None)]
+    params[1].grad = make()
+    asked = params, False, None, None
+    assert plain.gather(*asked) is looks_in_cpp.gather(*asked) is None
 
 
 def test_a_tensor_that_is_no_leaf_is_left_to_python_which_warns(looks_in_cpp):
@@ -224,46 +226,47 @@ def test_what_was_done_to_a_gradient_is_seen_alike(looks_in_cpp, mix, deed, plac
     params = [PARAMS[name]() for name in mix]
     with_grad = [param for param in params if param.grad is not None]
     tensors = [param.grad for param in with_grad]
-    marks = plain.versions(tensors)
+    lay = plain.addresses(tensors), plain.versions(tensors)
     told = looks_in_cpp.gather(params, True, None, None)
     if with_grad:
         deed(with_grad[place % len(with_grad)])
-    expected = plain.untouched(params, tensors, marks)
-    assert looks_in_cpp.untouched(params, tensors, marks) is expected
+    expected = plain.untouched(params, tensors, *lay)
+    assert expected is (deed is nothing or not with_grad)
+    assert looks_in_cpp.untouched(params, tensors, *lay) is expected
     if told is not None:
         held = told[1]
-        assert looks_in_cpp.untouched(params, held, marks) is expected
-        assert plain.untouched(params, held, marks) is expected
+        assert looks_in_cpp.untouched(params, held, *lay) is expected
+        assert plain.untouched(params, held, *lay) is expected
         assert looks_in_cpp.versions(held) == plain.versions(tensors)
         assert looks_in_cpp.addresses(held) == plain.addresses(tensors)
 
 
-@pytest.mark.parametrize("deed", [exchange, drop, write])
+@pytest.mark.parametrize("deed", [exchange, drop, write, swap_memory])
 @pytest.mark.parametrize("with_none", [False, True])
 def test_a_touched_gradient_is_seen(looks_in_cpp, deed, with_none):
     params = [PARAMS["dense"]() for _ in range(70)]
     params += [PARAMS["none"]()] if with_none else []
     tensors = [param.grad for param in params if param.grad is not None]
-    marks = plain.versions(tensors)
-    assert looks_in_cpp.untouched(params, tensors, marks) is True
+    lay = plain.addresses(tensors), plain.versions(tensors)
+    assert looks_in_cpp.untouched(params, tensors, *lay) is True
     deed(params[66])
-    assert looks_in_cpp.untouched(params, tensors, marks) is False
+    assert looks_in_cpp.untouched(params, tensors, *lay) is False
 
 
 def test_a_gradient_that_came_is_seen(looks_in_cpp):
     params = [PARAMS["none"](), PARAMS["dense"](), PARAMS["none"]()]
     tensors = [params[1].grad]
     params[2].grad = torch.ones(3)
-    marks = plain.versions(tensors)
-    assert looks_in_cpp.untouched(params, tensors, marks) is False
+    lay = plain.addresses(tensors), plain.versions(tensors)
+    assert looks_in_cpp.untouched(params, tensors, *lay) is False
 
 
 @pytest.mark.parametrize("name", ["subclass", "of a subclass"])
 def test_a_subclass_is_left_to_python(looks_in_cpp, name):
     params = [PARAMS[name]()]
     tensors = [param.grad for param in params if param.grad is not None]
-    marks = array("q", [0] * len(tensors))
-    assert looks_in_cpp.untouched(params, tensors, marks) is None
+    zeros = array("q", [0] * len(tensors))
+    assert looks_in_cpp.untouched(params, tensors, zeros, zeros) is None
 
 
 # --- numbers of each ------------------------------------------------------------------
@@ -343,6 +346,22 @@ def test_lists_are_surveyed_alike(looks_in_cpp, mix, others):
     lists.append([param.grad for param in lists[0] if param.grad is not None])
     told = looks_in_cpp.survey(lists)
     assert plain.Survey._make(told) == plain.survey(lists)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_tensors_of_other_sizes_are_not_walked_together(looks_in_cpp, place):
+    lists = [[torch.ones(3), torch.ones(3)] for _ in range(3)]
+    counts = [torch.ones(()), torch.ones(())]
+    for look in (looks_in_cpp.survey, plain.survey):
+        assert look([*lists, counts])[2] is True
+    lists[1][place] = torch.ones(4)
+    for look in (looks_in_cpp.survey, plain.survey):
+        assert look([*lists, counts])[2] is False
+
+
+def test_a_negated_tensor_is_not_walked(looks_in_cpp):
+    lists = [[torch.ones(3)], [torch._neg_view(torch.ones(3))], [torch.ones(())]]
+    assert looks_in_cpp.survey(lists) is plain.survey(lists) is None
 
 
 def test_a_subclass_among_surveyed_tensors_is_no_ordinary_one(looks_in_cpp):
@@ -488,7 +507,7 @@ def test_no_look_keeps_or_drops_a_reference(looks_in_cpp):
     def look():
         looks_in_cpp.gather(params, False, kind, marks)
         looks_in_cpp.gather(views, False, None, None)
-        looks_in_cpp.untouched(params, grads, marks)
+        looks_in_cpp.untouched(params, grads, marks, marks)
         looks_in_cpp.addresses(params)
         looks_in_cpp.survey([params, grads])
         looks_in_cpp.as_before([params], [marks], marks)
@@ -541,7 +560,7 @@ def test_no_object_is_made_of_a_gradient_that_nobody_asks_for(looks_in_cpp):
     gc.collect()
     before = objects_of_tensors()
     found = looks_in_cpp.gather(params, False, None, None)
-    assert looks_in_cpp.untouched(params, found[1], found[3]) is True
+    assert looks_in_cpp.untouched(params, found[1], *found[2:4]) is True
     assert looks_in_cpp.versions(found[1]) == found[3]
     assert objects_of_tensors() == before
     assert plain.same(found[1], [param.grad for param in params])
@@ -605,7 +624,8 @@ def test_what_is_ordinary_is_never_left_to_python(looks_in_cpp, device, dtype):
     told = looks_in_cpp.gather(params, True, None, None)
     assert alike(told, plain.gather(params, True, None, None))
     assert looks_in_cpp.as_before(*lying(params)) is True
-    assert looks_in_cpp.untouched(params, grads, plain.versions(grads)) is True
+    lay = plain.addresses(grads), plain.versions(grads)
+    assert looks_in_cpp.untouched(params, grads, *lay) is True
     assert looks_in_cpp.survey([params, grads]) is not None
 
 
@@ -617,14 +637,14 @@ def test_looks_that_follow_each_other_are_all_right(looks_in_cpp):
     for param in params:
         param.grad = torch.ones(2)
     tensors, marks = [p.grad for p in params], plain.versions([p.grad for p in params])
-    asked = lying(params)
+    begins, asked = plain.addresses(tensors), lying(params)
     for turn in range(2000):
         place = turn % 1000
         found = looks_in_cpp.gather(params, False, None, None)
         assert plain.same(found[1], tensors)
-        assert looks_in_cpp.untouched(params, tensors, marks)
+        assert looks_in_cpp.untouched(params, tensors, begins, marks)
         tensors[place].mul_(1.0)
-        assert not looks_in_cpp.untouched(params, tensors, marks)
+        assert not looks_in_cpp.untouched(params, tensors, begins, marks)
         marks[place] += 1
         looks_in_cpp.note_writes(params)
         assert looks_in_cpp.as_before(*asked)

@@ -7,6 +7,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from gradscale.errors import StateError
 from gradscale.torch.optim import AdamW
 from tests.torch.optim.streams import (
     KINDS,
@@ -67,6 +68,42 @@ def test_a_hook_of_every_optimizer_is_called_once(register):
         handle.remove()
     AdamW(parameters()).step()
     assert seen == ["called"]
+
+
+@kinds
+@pytest.mark.parametrize("size", [2, 200])
+@pytest.mark.parametrize("with_grad", [False, True])
+def test_a_parameter_of_another_size_is_refused(kind, how, size, with_grad):
+    params = [torch.nn.Parameter(torch.ones(4)) for _ in range(2)]
+    optimizer = kind(params, **how)
+    give(params, [torch.ones(4)] * 2)
+    optimizer.step()
+    params[1].data = torch.ones(size)
+    if with_grad:
+        params[1].grad = torch.ones(size)
+    before = everything(optimizer)
+    with pytest.raises(StateError, match=rf"of shape \({size},\) has a .* \(4,\)"):
+        optimizer.step()
+    assert same(everything(optimizer), before)
+    # What the message advises.
+    params[1].grad = None
+    del optimizer.state[params[1]]
+    params[1].grad = torch.ones(size)
+    optimizer.step()
+    assert not torch.equal(params[1], torch.ones(size))
+
+
+@kinds
+def test_a_gradient_that_is_negated_on_reading_is_taken_as_it_reads(kind, how):
+    def run(negate):
+        params = parameters()
+        optimizer = kind(params, **how)
+        for grads in stream(3):
+            give(params, [negate(grad) for grad in grads])
+            optimizer.step()
+        return everything(optimizer)
+
+    assert same(run(lambda grad: torch._neg_view(grad)), run(torch.neg))
 
 
 def test_a_profiler_hears_of_each_step():

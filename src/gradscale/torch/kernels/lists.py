@@ -105,12 +105,14 @@ class Seen(NamedTuple):
         params: Their parameters.
         grads: float[...] each: plain tensors of one device and dtype, contiguous.
         addresses: Where they begin.
+        numels: How many elements each has.
         kind: Device and dtype.
     """
 
     params: list[Tensor]
     grads: Sequence[Tensor]
     addresses: Numbers
+    numels: Numbers
     kind: tuple[torch.device, torch.dtype]
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradscale.errors import StateError
 from gradscale.torch import looks
 from gradscale.torch.kernels.tables import Table, TableCache
 
@@ -54,13 +55,16 @@ class Plans:
             steps: f32[] each, for one more row; perhaps empty.
             chunk: How many elements one program works on.
             grads_at: As in `Handed`.
+
+        Raises:
+            StateError: As `check_sizes`.
         """
         params, grads, *more = lists
         shaped = [params, *more]
         others = [*shaped, steps] if steps else shaped
         held = looks.same(others, self._others) and self._hold(shaped, steps)
         begins = self._begins if held else list(map(looks.addresses, others))
-        in_order = grads_at is not None or all(map(Tensor.is_contiguous, grads))
+        in_order = grads_at is not None or self._fit(grads)
         if not (held and self._contiguous and in_order):
             self._look(lists)
         self._others, self._begins = others, begins
@@ -79,6 +83,13 @@ class Plans:
             ]
         return Plan(self._cache.of(self._numels, rows), self._rest)
 
+    def _fit(self, grads: Sequence[Tensor]) -> bool:
+        """Return whether gradients are as large as the parameters, without gaps."""
+        return (
+            all(map(Tensor.is_contiguous, grads))
+            and looks.numbers(map(Tensor.numel, grads)) == self._sizes
+        )
+
     def _hold(self, shaped: list[Sequence[Tensor]], steps: list[Tensor]) -> bool:
         """Return whether all but the gradients lie as they did when last looked at.
 
@@ -92,6 +103,7 @@ class Plans:
 
     def _look(self, lists: Sequence[Sequence[Tensor]]) -> None:
         """Find out which tensors can be walked."""
+        check_sizes(lists)
         self._contiguous = all(all(map(Tensor.is_contiguous, one)) for one in lists)
         self._sizes = looks.numbers(map(Tensor.numel, lists[0]))
         self._ones = looks.numbers([1] * len(lists[0]))
@@ -110,15 +122,40 @@ class Plans:
         )
 
 
+def check_sizes(lists: Sequence[Sequence[Tensor]]) -> None:
+    """Refuse tensors that are not as large as their parameters; nobody else looks.
+
+    Args:
+        lists: A tensor of each parameter in each; parameters first.
+
+    Raises:
+        StateError: One of them is not.
+    """
+    params, *others = lists
+    numels = list(map(Tensor.numel, params))
+    for column in others:
+        if list(map(Tensor.numel, column)) != numels:
+            both = zip(params, column, strict=True)
+            param, other = next((p, o) for p, o in both if p.numel() != o.numel())
+            raise StateError(
+                f"A parameter of shape {tuple(param.shape)} has a gradient or a state "
+                f"of shape {tuple(other.shape)}. The parameter was exchanged for one "
+                "of another size, and what was kept for the old one does not fit. Set "
+                "its gradient to None and delete its entry of optimizer.state, or make "
+                "a new optimizer.",
+                code="GS302",
+            )
+
+
 def in_step(
     tensors: Sequence[Tensor], kinds: Sequence[tuple[torch.dtype, torch.device]]
 ) -> bool:
-    """Return whether the tensors lie in the same order, each without gaps."""
+    """Return whether the values lie in memory in the same order, without gaps."""
     # Whoever exchanges the memory of a tensor may exchange its dtype with it.
     if [(tensor.dtype, tensor.device) for tensor in tensors] != list(kinds):
         return False
     first = tensors[0]
-    if any(tensor.shape != first.shape for tensor in tensors):
+    if any(tensor.shape != first.shape or tensor.is_neg() for tensor in tensors):
         return False
     if all(map(Tensor.is_contiguous, tensors)):
         return True

@@ -54,11 +54,13 @@ def gather(
     return None if found is None else Gathered._make(found)
 
 
-def untouched(params: list[Tensor], tensors: Sequence[Tensor], marks: Numbers) -> bool:
+def untouched(
+    params: list[Tensor], tensors: Sequence[Tensor], begins: Numbers, marks: Numbers
+) -> bool:
     """Look as `plain.untouched` does."""
-    native = _native()
-    told = None if native is None else native.untouched(params, tensors, marks)
-    return plain.untouched(params, tensors, marks) if told is None else told
+    native, asked = _native(), (params, tensors, begins, marks)
+    told = None if native is None else native.untouched(*asked)
+    return plain.untouched(*asked) if told is None else told
 
 
 def addresses(tensors: Sequence[Tensor]) -> Numbers:

@@ -293,15 +293,14 @@ int64_t address_of(const at::Tensor& tensor) {
   return reinterpret_cast<int64_t>(tensor.data_ptr());
 }
 
-// Whether a tensor is what its class says, and no code of others answers for it: neither
-// Python's, nor that of a transformation, nor that of an exotic kind of tensor.
+// Whether a tensor is what its class says, its values are those that lie in its memory,
+// and no code of others answers for it: neither Python's, nor that of a transformation,
+// nor that of an exotic kind of tensor.
 bool is_ordinary(const c10::TensorImpl* tensor) {
   constexpr auto known = c10::DispatchKeySet(
                              {c10::DispatchKey::Dense,
                               c10::DispatchKey::AutogradFunctionality,
-                              c10::DispatchKey::ADInplaceOrView,
-                              c10::DispatchKey::Conjugate,
-                              c10::DispatchKey::Negative}) |
+                              c10::DispatchKey::ADInplaceOrView}) |
       c10::autocast_dispatch_keyset |
       c10::DispatchKeySet(c10::DispatchKeySet::RAW, c10::full_backend_mask);
   return (tensor->key_set() | known) == known;
@@ -400,9 +399,8 @@ struct Seen {
   // Null where there is none.
   std::vector<const at::Tensor*> grads;
   Numbers addresses, versions, numels;
-  // Some are missing, untracked, to be copied on write, views, or on other devices.
-  std::atomic<bool> missing{false}, untracked{false}, lazy{false}, views{false},
-      elsewhere{false};
+  // Some are missing, to be copied on write, views, or on other devices.
+  std::atomic<bool> missing{false}, lazy{false}, views{false}, elsewhere{false};
   // One is so different that Python must look.
   std::atomic<bool> odd{false};
 };
@@ -410,8 +408,7 @@ struct Seen {
 // Looks at the gradients; those that are there are like the first.
 void see(PyObject* params, const at::Tensor& first, Seen& seen) {
   const auto look = [&](int64_t begin, int64_t end) {
-    bool missing = false, untracked = false, lazy = false, views = false,
-         elsewhere = false, odd = false;
+    bool missing = false, lazy = false, views = false, elsewhere = false, odd = false;
     for (int64_t i = begin - AHEAD; i < end; i++) {
       fetch_grads(params, i);
       if (i < begin) {
@@ -434,7 +431,7 @@ void see(PyObject* params, const at::Tensor& first, Seen& seen) {
       const PyObject* known = object_of(impl);
       const bool is_tensor = known == nullptr ||
           reinterpret_cast<const PyObject*>(Py_TYPE(known)) == THPVariableClass;
-      if (!is_tensor || !is_ordinary(impl) ||
+      if (!is_tensor || !is_ordinary(impl) || grad.is_inference() ||
           grad.scalar_type() != first.scalar_type() || !grad.is_contiguous()) {
         odd = true;
         break;
@@ -442,9 +439,7 @@ void see(PyObject* params, const at::Tensor& first, Seen& seen) {
       seen.grads[i] = &grad;
       seen.addresses[i] = address_seen(grad, lazy);
       seen.numels[i] = grad.numel();
-      const bool tracked = !grad.is_inference();
-      seen.versions[i] = tracked ? version_of(grad) : 0;
-      untracked |= !tracked;
+      seen.versions[i] = version_of(grad);
       views |= grad.is_view();
       elsewhere |= grad.get_device() != first.get_device();
     }
@@ -454,7 +449,6 @@ void see(PyObject* params, const at::Tensor& first, Seen& seen) {
       }
     };
     note(seen.missing, missing);
-    note(seen.untracked, untracked);
     note(seen.lazy, lazy);
     note(seen.views, views);
     note(seen.elsewhere, elsewhere);
@@ -552,12 +546,6 @@ PyObject* gather(PyObject*, PyObject* args) {
       (seen.elsewhere || seen.views || !distinct(seen.addresses))) {
     Py_RETURN_NONE;
   }
-  if (seen.untracked) {
-    for (const at::Tensor& grad : grads) {
-      // Raises, as it does in Python.
-      grad._version();
-    }
-  }
   Owned begins(array_of(seen.addresses));
   Owned marks(array_of(seen.versions));
   Owned sizes(array_of(seen.numels));
@@ -574,11 +562,12 @@ PyObject* gather(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// Whether the gradients are these tensors, in these versions, one for each parameter.
-// Sets `odd` where one of them must be looked at by itself.
+// Whether the gradients are these tensors, where they began and in these versions, one
+// for each parameter. Sets `odd` where one of them must be looked at by itself.
 bool all_untouched(
     PyObject* params,
     const Row& tensors,
+    const int64_t* begins,
     const int64_t* marks,
     std::atomic<bool>& odd) {
   std::atomic<bool> touched{false};
@@ -595,8 +584,14 @@ bool all_untouched(
         odd = true;
         return;
       }
+      bool special = false;
+      const int64_t begin = address_seen(*tensor, special);
+      if (special) {
+        odd = true;
+        return;
+      }
       // A tensor that is held has one object at most.
-      if (!tensor->is_same(grad) || version_of(*tensor) != marks[i]) {
+      if (!tensor->is_same(grad) || begin != begins[i] || version_of(*tensor) != marks[i]) {
         touched = true;
         return;
       }
@@ -612,23 +607,25 @@ PyObject* untouched(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject* params = nullptr;
   PyObject* gathered = nullptr;
+  PyObject* addresses = nullptr;
   PyObject* versions = nullptr;
-  if (!PyArg_ParseTuple(args, "OOO", &params, &gathered, &versions)) {
+  if (!PyArg_ParseTuple(args, "OOOO", &params, &gathered, &addresses, &versions)) {
     return nullptr;
   }
   const Row tensors(gathered);
   if (!PyList_Check(params) || !tensors.valid()) {
     Py_RETURN_NONE;
   }
-  const Held marks(versions);
+  const Held begins(addresses), marks(versions);
   const Py_ssize_t count = PyList_GET_SIZE(params);
   const Py_ssize_t expected = tensors.size();
-  if (!marks.valid() || marks.size() != expected) {
+  if (!begins.valid() || begins.size() != expected || !marks.valid() ||
+      marks.size() != expected) {
     Py_RETURN_NONE;
   }
   if (count == expected && gradscale::is_shared(count)) {
     std::atomic<bool> odd{false};
-    const bool same = all_untouched(params, tensors, marks.data(), odd);
+    const bool same = all_untouched(params, tensors, begins.data(), marks.data(), odd);
     if (!odd) {
       return PyBool_FromLong(same);
     }
@@ -654,7 +651,13 @@ PyObject* untouched(PyObject*, PyObject* args) {
     if (tensor == nullptr) {
       Py_RETURN_NONE;
     }
-    same = tensor->is_same(grad) && version_of(*tensor) == marks.data()[place];
+    bool odd = false;
+    const int64_t begin = address_seen(*tensor, odd);
+    if (odd) {
+      Py_RETURN_NONE;
+    }
+    same = tensor->is_same(grad) && begin == begins.data()[place] &&
+        version_of(*tensor) == marks.data()[place];
     place++;
   }
   return PyBool_FromLong(same && place == expected);
@@ -696,7 +699,8 @@ PyObject* survey(PyObject*, PyObject* lists) {
   }
   Numbers numels;
   bool contiguous = true;
-  for (Py_ssize_t row = 0; row < PyList_GET_SIZE(lists); row++) {
+  const Py_ssize_t last = PyList_GET_SIZE(lists) - 1;
+  for (Py_ssize_t row = 0; row <= last; row++) {
     PyObject* tensors = PyList_GET_ITEM(lists, row);
     if (!PyList_Check(tensors)) {
       Py_RETURN_NONE;
@@ -722,6 +726,8 @@ PyObject* survey(PyObject*, PyObject* lists) {
     }
     if (row == 0) {
       numels = std::move(sizes);
+    } else if (row < last) {
+      contiguous &= sizes == numels;
     }
   }
   Owned sizes(array_of(numels));

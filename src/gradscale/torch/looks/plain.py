@@ -45,7 +45,8 @@ class Survey(NamedTuple):
     Attributes:
         rows: For each list, where its tensors begin.
         numels: How many elements those of the first list have.
-        contiguous: All of all lists are.
+        contiguous: All of all lists are, and but for the last list, of counts, they
+            have as many elements.
     """
 
     rows: list[Numbers]
@@ -85,6 +86,8 @@ def gather(
             p for p, grad in zip(params, tensors, strict=True) if grad is not None
         ]
         tensors = list(map(_GRAD, params))
+    if any(map(Tensor.is_neg, tensors)) or any(map(Tensor.is_inference, tensors)):
+        return None
     dtypes = set(map(_DTYPE, tensors))
     accepted = REAL_DTYPES if allow_fp16 else REAL_DTYPES - {torch.float16}
     if len(dtypes) > 1 or not dtypes <= accepted:
@@ -114,12 +117,18 @@ def _seem_apart(tensors: list[Tensor], begins: Numbers) -> bool:
     return distinct and not any(map(Tensor._is_view, tensors))
 
 
-def untouched(params: list[Tensor], tensors: Sequence[Tensor], marks: Numbers) -> bool:
-    """Return whether the gradients are these very tensors, in these versions."""
+def untouched(
+    params: list[Tensor], tensors: Sequence[Tensor], begins: Numbers, marks: Numbers
+) -> bool:
+    """Return whether the gradients are these tensors, there and in these versions."""
     now = list(map(_GRAD, params))
     if len(now) != len(tensors):
         now = [grad for grad in now if grad is not None]
-    return same(now, tensors) and versions(tensors) == marks
+    return (
+        same(now, tensors)
+        and addresses(tensors) == begins
+        and versions(tensors) == marks
+    )
 
 
 def addresses(tensors: Sequence[Tensor]) -> Numbers:
@@ -128,15 +137,20 @@ def addresses(tensors: Sequence[Tensor]) -> Numbers:
 
 
 def survey(lists: list[list[Tensor]]) -> Survey | None:
-    """Return what a kernel must know; None if a tensor is of a class of its own."""
+    """Return what a kernel must know; None if the values of one are not in its memory.
+
+    Such as one of a class of its own.
+    """
     ordinary = {Tensor, torch.nn.Parameter}
     if not all({*map(type, one)} <= ordinary for one in lists):
         return None
-    return Survey(
-        list(map(addresses, lists)),
-        numbers(map(Tensor.numel, lists[0])),
-        all(all(map(Tensor.is_contiguous, one)) for one in lists),
-    )
+    if any(any(map(Tensor.is_neg, one)) for one in lists):
+        return None
+    sizes = [numbers(map(Tensor.numel, one)) for one in lists[:-1]]
+    contiguous = all(all(map(Tensor.is_contiguous, one)) for one in lists)
+    alike = all(one == sizes[0] for one in sizes)
+    numels = sizes[0] if sizes else numbers(map(Tensor.numel, lists[0]))
+    return Survey(list(map(addresses, lists)), numels, contiguous and alike)
 
 
 def as_before(

@@ -63,6 +63,7 @@ class Batch:
         ).dtype
         self.device = owners[0].device
         self.plans = plans
+        self._numels = looks.numbers(map(Tensor.numel, self.params))
         self._chosen = chosen
         self._grad_dtypes = {grad.dtype}
         self._grad_places = {grad.get_device()}
@@ -76,6 +77,7 @@ class Batch:
             self._chosen is None
             and device == self.device
             and {dtype} == self._grad_dtypes
+            and seen.numels == self._numels
         )
 
     def grads_among(self, grads: list[Any]) -> list[Tensor] | None:
@@ -90,6 +92,7 @@ class Batch:
             set(map(_DTYPE, grads)) == self._grad_dtypes
             and set(map(_LAYOUT, grads)) == {torch.strided}
             and set(map(Tensor.get_device, grads)) == self._grad_places
+            and not any(map(Tensor.is_neg, grads))
         )
         return grads if fit else None
 

@@ -218,7 +218,8 @@ def _part_of(seen: Seen, begin: int, params: list[Tensor]) -> Seen | None:
 
 def _cut(seen: Seen, begin: int, end: int) -> Seen:
     params, grads = seen.params[begin:end], seen.grads[begin:end]
-    return Seen(params, grads, seen.addresses[begin:end], seen.kind)
+    addresses, numels = seen.addresses[begin:end], seen.numels[begin:end]
+    return Seen(params, grads, addresses, numels, seen.kind)
 
 
 def _shot_of(state: Any) -> tuple[list[Any], list[Any]] | None:
@@ -253,6 +254,8 @@ def _like_its_parameter(param: Any, grad: Any) -> Any:
     """Return the gradient with values as they lie, sharded like the parameter."""
     if grad.is_conj():
         grad = param.grad = grad.resolve_conj()
+    if grad.is_neg():
+        grad = param.grad = grad.resolve_neg()
     if (
         not is_plain(param)
         and hasattr(param, "placements")
