@@ -279,6 +279,7 @@ def test_addresses_and_versions_are_alike(looks_in_cpp, mix):
     tensors += [param.grad for param in tensors if param.grad is not None]
     assert looks_in_cpp.addresses(tensors) == plain.addresses(tensors)
     assert looks_in_cpp.versions(tensors) == plain.versions(tensors)
+    assert looks_in_cpp.storages(tensors) == plain.storages(tensors)
 
 
 def lying(tensors):
@@ -509,6 +510,7 @@ def test_no_look_keeps_or_drops_a_reference(looks_in_cpp):
         looks_in_cpp.gather(views, False, None, None)
         looks_in_cpp.untouched(params, grads, marks, marks)
         looks_in_cpp.addresses(params)
+        looks_in_cpp.storages(params)
         looks_in_cpp.survey([params, grads])
         looks_in_cpp.as_before([params], [marks], marks)
         looks_in_cpp.as_before(*lying(grads))

@@ -235,3 +235,21 @@ def test_f16_bf16_and_f32_parameters_go_together():
 
     mixed = (torch.float16, torch.float32, torch.bfloat16, torch.float16)
     assert same(run(mixed), [run([dtype])[0] for dtype in mixed])
+
+
+def test_other_memory_at_the_old_address_is_noticed():
+    # As an allocator hands out again what was given back: after float() and half().
+    place = bytearray(8)
+    param = torch.nn.Parameter(torch.frombuffer(place, dtype=torch.float16))
+    with torch.no_grad():
+        param.fill_(1.0)
+    optimizer = SGD([param], lr=2.0**-12)
+    for _ in range(2):
+        give([param], [torch.zeros(4)])
+        optimizer.step()
+    param.data = torch.empty(0, dtype=torch.float16)
+    param.data = torch.frombuffer(place, dtype=torch.float16).fill_(0.5)
+    give([param], [torch.zeros(4)])
+    optimizer.step()
+    assert param.tolist() == [0.5] * 4
+    assert optimizer.state[param]["master"].tolist() == [0.5] * 4

@@ -29,6 +29,7 @@ __all__ = [
     "same",
     "same_state",
     "scalars",
+    "storages",
     "survey",
     "untouched",
     "versions",
@@ -68,6 +69,13 @@ def addresses(tensors: Sequence[Tensor]) -> Numbers:
     native = _native()
     told = None if native is None else native.addresses(tensors)
     return plain.addresses(tensors) if told is None else told
+
+
+def storages(tensors: Sequence[Tensor]) -> Numbers:
+    """Look as `plain.storages` does."""
+    native = _native()
+    told = None if native is None else native.storages(tensors)
+    return plain.storages(tensors) if told is None else told
 
 
 def survey(lists: list[list[Tensor]]) -> Survey | None:

@@ -688,6 +688,14 @@ PyObject* addresses(PyObject*, PyObject* tensors) {
   return of_each(tensors, address_of);
 }
 
+int64_t storage_of(const at::Tensor& tensor) {
+  return reinterpret_cast<int64_t>(tensor.storage().unsafeGetStorageImpl());
+}
+
+PyObject* storages(PyObject*, PyObject* tensors) {
+  return of_each(tensors, storage_of);
+}
+
 PyObject* survey(PyObject*, PyObject* lists) {
   HANDLE_TH_ERRORS
   if (!PyList_Check(lists)) {
@@ -993,6 +1001,7 @@ PyMethodDef methods[] = {
     {"gather", gather, METH_VARARGS, nullptr},
     {"untouched", untouched, METH_VARARGS, nullptr},
     {"addresses", addresses, METH_O, nullptr},
+    {"storages", storages, METH_O, nullptr},
     {"survey", survey, METH_O, nullptr},
     {"as_before", as_before, METH_VARARGS, nullptr},
     {"versions", versions, METH_O, nullptr},

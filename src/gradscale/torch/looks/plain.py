@@ -136,6 +136,11 @@ def addresses(tensors: Sequence[Tensor]) -> Numbers:
     return numbers(map(Tensor.data_ptr, tensors))
 
 
+def storages(tensors: Sequence[Tensor]) -> Numbers:
+    """Return what tells the memory of each from all that is there at this time."""
+    return numbers(tensor.untyped_storage()._cdata for tensor in tensors)
+
+
 def survey(lists: list[list[Tensor]]) -> Survey | None:
     """Return what a kernel must know; None if the values of one are not in its memory.
 

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from itertools import compress
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradscale.torch import looks
 from gradscale.torch.kernels.lists import Seen
@@ -16,7 +17,19 @@ from gradscale.torch.optim.entries import MASTER
 _DTYPE, _LAYOUT = attrgetter("dtype"), attrgetter("layout")
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 
-Mark = tuple[int | None, int | None]
+
+class Mark(NamedTuple):
+    """How an optimizer has left a parameter.
+
+    Attributes:
+        version: How often it was written to.
+        address: Where it began.
+        memory: In what; held weakly, so that no other memory is taken for it.
+    """
+
+    version: int | None = None
+    address: int | None = None
+    memory: StorageWeakRef | None = None
 
 
 class Batch:
@@ -48,7 +61,7 @@ class Batch:
             chosen: Which parameters of the group these are; None for all.
             grad: One of their gradients; the others are like it.
             plans: See the attributes.
-            marks: Version and address of each parameter after the last own write.
+            marks: How each parameter was left by the last own write.
         """
         self.owners = owners
         self.params, self.columns = owners, columns
@@ -67,8 +80,12 @@ class Batch:
         self._chosen = chosen
         self._grad_dtypes = {grad.dtype}
         self._grad_places = {grad.get_device()}
-        self._versions: Sequence[int | None] = [version for version, _ in marks]
-        self._addresses: Sequence[int | None] = [address for _, address in marks]
+        self._versions: Sequence[int | None] = [mark.version for mark in marks]
+        self._addresses: Sequence[int | None] = [mark.address for mark in marks]
+        self._memories = [mark.memory for mark in marks]
+        self._storages: Sequence[int | None] = [
+            None if memory is None else memory.cdata for memory in self._memories
+        ]
 
     def is_for(self, seen: Seen) -> bool:
         """Return whether these are gradients of all of its parameters."""
@@ -105,16 +122,22 @@ class Batch:
             return
         versions = looks.versions(self.owners)
         addresses = looks.addresses(self.params)
-        if versions == self._versions and addresses == self._addresses:
+        storages = looks.storages(self.params)
+        now = versions, addresses, storages
+        before = self._versions, self._addresses, self._storages
+        if now == before:
             return
-        now = zip(versions, addresses, strict=True)
-        before = zip(self._versions, self._addresses, strict=True)
-        changed = [mark != old for mark, old in zip(now, before, strict=True)]
+        marks = zip(zip(*now, strict=True), zip(*before, strict=True), strict=True)
+        changed = [mark != old for mark, old in marks]
         pairs = zip(self.params, self.columns[MASTER], strict=True)
         for param, master in compress(pairs, changed):
             same = master.to(param.dtype) == param
             master.copy_(torch.where(same, master, param.to(master.dtype)))
         self._addresses = addresses
+        if storages != self._storages:
+            memories = (param.untyped_storage() for param in self.params)
+            self._memories = list(map(StorageWeakRef, memories))
+            self._storages = storages
 
     def note_own_write(self) -> None:
         """Remember the parameters as this optimizer has left them."""
@@ -125,8 +148,8 @@ class Batch:
             self._versions = looks.versions(self.owners)
 
     def marks(self) -> dict[int, Mark]:
-        """Return version and address of each parameter after the last own write."""
-        marks = zip(self._versions, self._addresses, strict=True)
+        """Return how each parameter was left by the last own write."""
+        marks = map(Mark, self._versions, self._addresses, self._memories)
         return dict(zip(map(id, self.owners), marks, strict=True))
 
 

@@ -166,7 +166,7 @@ class Batches:
             states = [optimizer.state[param] for param in owners] if names else []
             columns = {name: [state[name] for state in states] for name in names}
             plans = self._plans.setdefault((place, *key), Plans())
-            marks = [self._marks.get(id(param), (None, None)) for param in owners]
+            marks = [self._marks.get(id(param), Mark()) for param in owners]
             chosen = None
             if len(members) < len(params):
                 inside = set(members)
