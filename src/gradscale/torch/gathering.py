@@ -94,7 +94,7 @@ def _gather_any(
         present += 1
         if grad.dtype is torch.float16 and not allow_fp16:
             halves.append(param)
-        if grad.is_neg() or (not tracing and grad.is_inference()):
+        if not tracing and (grad.is_neg() or grad.is_inference()):
             # Its values do not lie in its memory, or writes to it are not counted.
             grad = param.grad = grad.clone().resolve_neg()
         if type(grad) is not Tensor or grad.dtype not in REAL_DTYPES:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gradscale.errors import StateError
 from gradscale.torch.kernels.plans import Plans, is_dense
 from gradscale.torch.kernels.tables import Staging
 from tests.torch.kernels.passes import (
@@ -138,21 +139,23 @@ def test_tensors_that_come_and_go_are_seen(device):
     assert [step.item() for step in ours.steps] == [3.0, 3.0, 5.0]
 
 
-def turned(tensor):
-    tensor.data = tensor.data.t()
+def test_a_parameter_that_lies_otherwise_at_its_address_is_seen():
+    plans, lists = Plans(), [[zeros(2, 2), zeros(2, 2)] for _ in range(3)]
+    assert plans.of(lists, [], CHUNK).rest == []
+    lists[0][1].data = lists[0][1].data.t()
+    assert plans.of(lists, [], CHUNK).rest == [1]
 
 
-def shorter(tensor):
-    tensor.data = tensor.data[:1]
-
-
-@pytest.mark.parametrize("change", [turned, shorter])
-def test_a_parameter_that_lies_otherwise_at_its_address_is_seen(change):
-    plans, params = Plans(), [zeros(2, 2), zeros(2, 2)]
-    grads, momenta = ([zeros(2, 2), zeros(2, 2)] for _ in range(2))
-    assert plans.of([params, grads, momenta], [], CHUNK).rest == []
-    change(params[1])
-    assert plans.of([params, grads, momenta], [], CHUNK).rest == [1]
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["parameter", "gradient", "momentum"])
+def test_one_of_another_size_at_its_address_is_refused(which):
+    plans, lists = Plans(), [[zeros(2, 2), zeros(2, 2)] for _ in range(3)]
+    for _ in range(2):
+        plans.of(lists, [], CHUNK)
+    lists[which][1].data = lists[which][1].data[:1]
+    with pytest.raises(StateError, match=r"\(2, 2\)"):
+        plans.of(lists, [], CHUNK)
+    lists[which][1].data = torch.zeros(2, 2)
+    assert plans.of(lists, [], CHUNK).rest == []
 
 
 def test_a_count_in_new_memory_is_seen():
