@@ -56,6 +56,39 @@ def test_a_clip_of_bare_parameters_is_about_their_optimizer_alone(make, unscale)
     assert scaler.last[second].grad_norm is None
 
 
+def test_the_order_of_the_steps_does_not_matter_once_they_are_known():
+    scaler = GradScaler("cpu", init_scale=4.0)
+    clipped, other = parameter(2), parameter(2)
+    first, second = SGD([clipped], lr=1.0), SGD([other], lr=1.0)
+    for grad in (1.0, INF):
+        clipped.grad = other.grad = None
+        backward(scaler, clipped, grad)
+        backward(scaler, other, 1.0)
+        scaler.clip_grad_norm_([clipped], 1e9)
+        scaler.step(second)
+        scaler.step(first)
+        scaler.update()
+    assert other.tolist() == [-2.0, -2.0]
+    assert clipped.tolist() == [-1.0, -1.0]
+
+
+def test_a_clip_of_parameters_that_no_optimizer_has_counts_for_all():
+    scaler, param, master = (
+        GradScaler("cpu", 1.0),
+        parameter(4),
+        parameter(4, value=1.0),
+    )
+    optimizer = SGD([master], lr=0.1, weight_decay=0.5)
+    scaler.scale(torch.zeros(()))
+    param.grad = torch.full((4,), 3e38)
+    assert scaler.clip_grad_norm_([param], 1.0).item() == INF
+    master.grad = param.grad.clone()
+    scaler.step(optimizer)
+    scaler.update()
+    assert not scaler.last.applied
+    assert master.tolist() == [1.0] * 4
+
+
 def test_clips_of_bare_parameters_count_where_they_belong_each():
     scaler = GradScaler("cpu", init_scale=4.0)
     params = [parameter(2), parameter(2)]

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gradscale import Verdict
+from gradscale.errors import GradscaleWarning
 from gradscale.torch import GradScaler
 from tests.torch.training import INF, NAN, OPTIMIZERS, backward, parameter
 
@@ -80,3 +81,14 @@ def test_without_unscale_there_is_nothing_to_check_again():
     scaler.step(torch.optim.SGD([param], lr=1.0))
     scaler.update()
     assert param.tolist() == [-1.0, -1.0]
+
+
+@optimizers
+def test_without_gradients_there_is_nothing_to_check_again(make):
+    scaler, param = GradScaler("cpu", recheck=True), parameter(2)
+    optimizer = make([param], lr=1.0)
+    scaler.scale(torch.zeros((), requires_grad=True))
+    scaler.unscale_(optimizer)
+    with pytest.warns(GradscaleWarning, match="has a gradient"):
+        assert scaler.step(optimizer) is None
+    assert param.tolist() == [0.0, 0.0]

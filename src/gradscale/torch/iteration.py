@@ -3,6 +3,7 @@
 import weakref
 from collections import defaultdict
 from functools import reduce
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -140,12 +141,19 @@ class Iteration:
         return closed.issuperset(id(param) for param in params)
 
     def params_clip_of(self, step: OpenStep) -> Clip | None:
-        """Return the clips of bare parameters that this step has, as one."""
-        if not self.params_clips or step.optimizer is None:
-            return None
-        own = frozenset(map(id, step.params()))
-        clips = [clip for ids, clip in self.params_clips if not own.isdisjoint(ids)]
+        """Return the clips of bare parameters that count for this step, as one."""
+        clips = [c for ids, c in self.params_clips if self.concerns(ids, step)]
         return reduce(lambda earlier, clip: clip.after(earlier), clips, None)
+
+    def concerns(self, ids: frozenset[int], step: OpenStep) -> bool:
+        """Return whether parameters are of this step, or of no optimizer known here.
+
+        Those may have been copied to the parameters of any.
+        """
+        if step.optimizer is None or _has_any(step, ids):
+            return True
+        known = chain(self.steps.values(), self.settled.values())
+        return not any(_has_any(other, ids) for other in known if other.optimizer)
 
     def unscaled(self) -> list[OpenStep]:
         """Return the steps whose gradients are unscaled and not yet used."""
@@ -193,6 +201,10 @@ class Iteration:
                 if carried.gradients:
                     kept[key] = carried
         self._carried = kept
+
+
+def _has_any(step: OpenStep, ids: frozenset[int]) -> bool:
+    return not ids.isdisjoint(map(id, step.params()))
 
 
 def params_of(steps: list[OpenStep]) -> list[Tensor]:

@@ -93,8 +93,8 @@ def path_of(optimizer: Any, kernels: Kernels, device: torch.device) -> Path:
     way = way_of(optimizer)
     name = "triton" if usable(kernels, device) else "plain"
     meaning = MEANING[way]
-    if getattr(optimizer, "write_back", None) is True:
+    if way is Way.FUSED and getattr(optimizer, "write_back", None) is True:
         meaning = WRITING_BACK
-    if way is Way.FUSED and stands_in(optimizer, kernels, device):
+    elif way is Way.FUSED and stands_in(optimizer, kernels, device):
         meaning = STANDING_IN
     return Path(way.value, name, meaning)

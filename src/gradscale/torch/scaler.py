@@ -482,7 +482,7 @@ class GradScaler(torch.amp.GradScaler):
         clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type, voice)
         clipped = frozenset(map(id, params))
         for step in steps:
-            if not clipped.isdisjoint(map(id, step.params())):
+            if self._iteration.concerns(clipped, step):
                 step.close()
                 self._iteration.also_skip(step, clip.found)
         self._iteration.params_clips.append((clipped, clip))
@@ -526,7 +526,7 @@ class GradScaler(torch.amp.GradScaler):
         way = way_of(optimizer)
         fused = way is not Way.FLAG
         if state["stage"] is OptState.UNSCALED:
-            if self._recheck:
+            if self._recheck and state["found_inf_per_device"]:
                 self._look_again(step, state)
         elif fused and not step.shares_with(self._iteration.steps.values()):
             self._check_inf_per_device(optimizer)

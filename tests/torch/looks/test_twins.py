@@ -349,6 +349,26 @@ def test_lists_are_surveyed_alike(looks_in_cpp, mix, others):
     assert plain.Survey._make(told) == plain.survey(lists)
 
 
+@given(sizes=st.lists(st.integers(0, 3), max_size=200), place=st.integers(0, 199))
+@TWINS
+def test_other_sizes_are_seen_alike(looks_in_cpp, sizes, place):
+    lists = [[torch.ones(size) for size in sizes] for _ in range(3)]
+    assert looks_in_cpp.as_large(lists) is plain.as_large(lists) is True
+    if sizes:
+        lists[2][place % len(sizes)] = torch.ones(7)
+        assert looks_in_cpp.as_large(lists) is plain.as_large(lists) is False
+
+
+def test_gathered_gradients_are_compared_in_size(looks_in_cpp):
+    params = born_in_autograd()
+    held = looks_in_cpp.gather(params, False, None, None)[1]
+    assert looks_in_cpp.as_large([params, held]) is True
+    assert looks_in_cpp.as_large([params, held[1:]]) is False
+    params[200].data = torch.ones(4)
+    assert looks_in_cpp.as_large([params, held]) is False
+    assert looks_in_cpp.as_large([params, (*held,)]) is None
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_tensors_of_other_sizes_are_not_walked_together(looks_in_cpp, place):
     lists = [[torch.ones(3), torch.ones(3)] for _ in range(3)]
@@ -511,6 +531,7 @@ def test_no_look_keeps_or_drops_a_reference(looks_in_cpp):
         looks_in_cpp.untouched(params, grads, marks, marks)
         looks_in_cpp.addresses(params)
         looks_in_cpp.storages(params)
+        looks_in_cpp.as_large([grads, grads])
         looks_in_cpp.survey([params, grads])
         looks_in_cpp.as_before([params], [marks], marks)
         looks_in_cpp.as_before(*lying(grads))

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradscale.errors import StateError
 from gradscale.torch import looks
 from gradscale.torch.kernels.tables import Table, TableCache
 
@@ -55,9 +54,6 @@ class Plans:
             steps: f32[] each, for one more row; perhaps empty.
             chunk: How many elements one program works on.
             grads_at: As in `Handed`.
-
-        Raises:
-            StateError: As `check_sizes`.
         """
         params, grads, *more = lists
         shaped = [params, *more]
@@ -103,7 +99,6 @@ class Plans:
 
     def _look(self, lists: Sequence[Sequence[Tensor]]) -> None:
         """Find out which tensors can be walked."""
-        check_sizes(lists)
         self._contiguous = all(all(map(Tensor.is_contiguous, one)) for one in lists)
         self._sizes = looks.numbers(map(Tensor.numel, lists[0]))
         self._ones = looks.numbers([1] * len(lists[0]))
@@ -120,31 +115,6 @@ class Plans:
             for place, tensors in enumerate(together)
             if place not in left_out
         )
-
-
-def check_sizes(lists: Sequence[Sequence[Tensor]]) -> None:
-    """Refuse tensors that are not as large as their parameters; nobody else looks.
-
-    Args:
-        lists: A tensor of each parameter in each; parameters first.
-
-    Raises:
-        StateError: One of them is not.
-    """
-    params, *others = lists
-    numels = list(map(Tensor.numel, params))
-    for column in others:
-        if list(map(Tensor.numel, column)) != numels:
-            both = zip(params, column, strict=True)
-            param, other = next((p, o) for p, o in both if p.numel() != o.numel())
-            raise StateError(
-                f"A parameter of shape {tuple(param.shape)} has a gradient or a state "
-                f"of shape {tuple(other.shape)}. The parameter was exchanged for one "
-                "of another size, and what was kept for the old one does not fit. Set "
-                "its gradient to None and delete its entry of optimizer.state, or make "
-                "a new optimizer.",
-                code="GS302",
-            )
 
 
 def in_step(

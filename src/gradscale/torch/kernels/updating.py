@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradscale.errors import StateError
 from gradscale.torch import looks
 from gradscale.torch.kernels import Kernels, fall_back, on, on_host, reference, usable
 from gradscale.torch.kernels.lists import (
@@ -17,7 +16,7 @@ from gradscale.torch.kernels.lists import (
     MomentumLists,
     SgdHow,
 )
-from gradscale.torch.kernels.plans import KERNEL_DTYPES, Plans, check_sizes
+from gradscale.torch.kernels.plans import KERNEL_DTYPES, Plans
 from gradscale.torch.kernels.tables import ADDRESSES, Table
 
 __all__ = ["Plans", "adam_", "lion_", "sgd_"]
@@ -64,9 +63,6 @@ def _step(
         try:
             with on(lists.params[0].device):
                 rest = launch(lists, how, handed, plans, kernels)
-        except StateError:
-            # Nothing was launched.
-            raise
         except Exception as error:
             # Whatever the compiler or the driver says, the run goes on. A launch that
             # failed has written nothing.
@@ -75,8 +71,6 @@ def _step(
         picked = [[column[i] for i in rest] if column else [] for column in lists]
         lists = type(lists)(*picked)
     if lists.params:
-        *shaped, _ = lists
-        check_sizes([column for column in shaped if column])
         # Torch's operators take lists alone.
         lists = lists._replace(grads=list(lists.grads))
         (host if on_host.fits(lists) else plain)(lists, how, handed)

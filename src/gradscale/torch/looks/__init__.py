@@ -21,6 +21,7 @@ __all__ = [
     "Survey",
     "addresses",
     "as_before",
+    "as_large",
     "build",
     "build_soon",
     "gather",
@@ -83,6 +84,13 @@ def survey(lists: list[list[Tensor]]) -> Survey | None:
     native = _native()
     told = None if native is None else native.survey(lists)
     return plain.survey(lists) if told is None else Survey._make(told)
+
+
+def as_large(lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Look as `plain.as_large` does."""
+    native = _native()
+    told = None if native is None else native.as_large(lists)
+    return plain.as_large(lists) if told is None else told
 
 
 def as_before(

@@ -747,6 +747,46 @@ PyObject* survey(PyObject*, PyObject* lists) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* as_large(PyObject*, PyObject* lists) {
+  HANDLE_TH_ERRORS
+  if (!PyList_Check(lists) || PyList_GET_SIZE(lists) == 0) {
+    Py_RETURN_NONE;
+  }
+  std::vector<Row> rows;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(lists); i++) {
+    rows.emplace_back(PyList_GET_ITEM(lists, i));
+    if (!rows.back().valid()) {
+      Py_RETURN_NONE;
+    }
+    if (rows.back().size() != rows.front().size()) {
+      Py_RETURN_FALSE;
+    }
+  }
+  std::atomic<bool> odd{false}, differ{false};
+  const auto look = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i++) {
+      int64_t expected = -1;
+      for (const Row& row : rows) {
+        const at::Tensor* tensor = row.at(i);
+        if (tensor == nullptr || !is_ordinary(tensor->unsafeGetTensorImpl())) {
+          odd = true;
+          return;
+        }
+        expected = expected < 0 ? tensor->numel() : expected;
+        if (tensor->numel() != expected) {
+          differ = true;
+          return;
+        }
+      }
+    }
+  };
+  if (!gradscale::share(rows.front().size(), look) || odd) {
+    Py_RETURN_NONE;
+  }
+  return PyBool_FromLong(!differ);
+  END_HANDLE_TH_ERRORS
+}
+
 // Whether the tensors of a list begin where they did, and have as many elements, without
 // gaps. Sets `odd` where Python must look.
 bool all_as_before(
@@ -1004,6 +1044,7 @@ PyMethodDef methods[] = {
     {"storages", storages, METH_O, nullptr},
     {"survey", survey, METH_O, nullptr},
     {"as_before", as_before, METH_VARARGS, nullptr},
+    {"as_large", as_large, METH_O, nullptr},
     {"versions", versions, METH_O, nullptr},
     {"note_writes", note_writes, METH_O, nullptr},
     {"scalars", scalars, METH_O, nullptr},

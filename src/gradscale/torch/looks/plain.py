@@ -158,6 +158,12 @@ def survey(lists: list[list[Tensor]]) -> Survey | None:
     return Survey(list(map(addresses, lists)), numels, contiguous and alike)
 
 
+def as_large(lists: Sequence[Sequence[Tensor]]) -> bool:
+    """Return whether the tensors at each place of all lists have as many elements."""
+    first, *others = (list(map(Tensor.numel, one)) for one in lists)
+    return all(one == first for one in others)
+
+
 def as_before(
     lists: Sequence[Sequence[Tensor]], rows: list[Numbers], numels: Numbers
 ) -> bool:

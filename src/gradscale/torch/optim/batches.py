@@ -91,6 +91,8 @@ class Batches:
                 self._known = None
                 ready = self._make(optimizer, place, group, grads, entries)
             walk += [(group, batch, own, None) for batch, own in ready]
+        for _, batch, used, _ in walk:
+            _check_sizes(optimizer, batch, used)
         if self._known is None:
             self._known = _shot_of(optimizer.state)
         return walk
@@ -265,11 +267,27 @@ def _like_its_parameter(param: Any, grad: Any) -> Any:
     return grad
 
 
+def _check_sizes(optimizer: Any, batch: Batch, grads: Sequence[Tensor]) -> None:
+    """Refuse tensors that are not as large as their parameters; no pass looks.
+
+    Raises:
+        StateError: One of them is not.
+    """
+    columns = {name: c for name, c in batch.columns.items() if name != STEP}
+    if looks.as_large([batch.params, grads, *columns.values()]):
+        return
+    for name, column in {"grad": grads, **columns}.items():
+        for owner, param, one in zip(batch.owners, batch.params, column, strict=True):
+            if one.numel() != param.numel():
+                raise _wrong_shape(optimizer, owner, name, one)
+
+
 def _wrong_shape(optimizer: Any, param: Tensor, name: str, value: Tensor) -> StateError:
     return StateError(
         f"{name} of {names_of([param], [optimizer])[0]} has shape "
         f"{tuple(value.shape)}, the parameter has {tuple(param.shape)}. It was kept "
-        "for another parameter. Load the checkpoint of this model, or change the "
-        "entry together with the parameter.",
+        "for another parameter, or for this one before it was given another size. Load "
+        "the checkpoint of this model, or set the gradient to None and delete the "
+        "parameter's entry of optimizer.state.",
         code="GS302",
     )
