@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gradscale.torch import looks
 from gradscale.torch.kernels.plans import Plans, is_dense
 from gradscale.torch.kernels.tables import Staging
 from tests.torch.kernels.passes import (
@@ -157,6 +158,55 @@ def test_a_shorter_gradient_is_seen():
     assert plans.of(lists, [], CHUNK).rest == []
     lists[1][1] = zeros(1, 2)
     assert plans.of(lists, [], CHUNK).rest == [1]
+
+
+def planned():
+    """Return plans of two parameters, and the lists that they are of."""
+    plans, lists = Plans(), [[zeros(3), zeros(3)] for _ in range(3)]
+    steps = [torch.zeros(()), torch.zeros(())]
+    plans.of(lists, steps, CHUNK)
+    return plans, lists, steps
+
+
+def test_what_was_confirmed_is_not_looked_at_again(monkeypatch):
+    plans, (params, grads, momenta), steps = planned()
+    others, numels = [steps, momenta, params], looks.numbers([3, 3])
+    for known in (numels, None):
+        assert plans.confirm(others, known)
+        with monkeypatch.context() as patch:
+            patch.setattr(looks, "as_before", None)
+            assert plans.of([params, grads, momenta], steps, CHUNK).rest == []
+
+
+def test_a_confirmation_is_for_one_step():
+    plans, lists, steps = planned()
+    assert plans.confirm([lists[0], lists[2], steps], None)
+    plans.of(lists, steps, CHUNK)
+    lists[2][1].data = zeros(3)
+    table, _ = plans.of(lists, steps, CHUNK)
+    assert lists[2][1].data_ptr() in table.cells.flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lists, steps: setattr(lists[0][1], "data", zeros(3)),
+        lambda lists, steps: setattr(lists[2][0], "data", zeros(4)),
+        lambda lists, steps: setattr(steps[1], "data", torch.ones(())),
+        lambda lists, steps: lists.__setitem__(2, list(lists[2])),
+    ],
+    ids=["elsewhere", "larger", "count", "another list"],
+)
+def test_what_has_changed_is_not_confirmed(change):
+    plans, lists, steps = planned()
+    change(lists, steps)
+    assert not plans.confirm([lists[0], lists[2], steps], None)
+
+
+def test_neither_are_gradients_of_another_size_nor_is_what_was_never_planned():
+    plans, (params, _, momenta), steps = planned()
+    assert not plans.confirm([params, momenta, steps], looks.numbers([3, 4]))
+    assert not Plans().confirm([params], None)
 
 
 def test_a_count_in_new_memory_is_seen():

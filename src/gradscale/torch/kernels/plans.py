@@ -32,12 +32,14 @@ class Plans:
     def __init__(self) -> None:
         self._cache: TableCache | None = None
         # All lists but that of the gradients, and where their tensors begin.
-        self._others: list[Sequence[Tensor]] = []
+        self._shaped: list[Sequence[Tensor]] = []
+        self._steps: list[Tensor] = []
         self._begins: list[looks.Numbers] = []
         # Of all parameters, of as many counts, and of those that are in the table.
         self._sizes = self._ones = self._numels = looks.numbers(())
         self._rest: list[int] = []
         self._contiguous = False
+        self._confirmed = False
 
     def of(
         self,
@@ -58,12 +60,14 @@ class Plans:
         params, grads, *more = lists
         shaped = [params, *more]
         others = [*shaped, steps] if steps else shaped
-        held = looks.same(others, self._others) and self._hold(shaped, steps)
+        same = looks.same(others, self._others())
+        held = same and (self._confirmed or self._hold())
+        self._confirmed = False
         begins = self._begins if held else list(map(looks.addresses, others))
         in_order = grads_at is not None or self._fit(grads)
         if not (held and self._contiguous and in_order):
             self._look(lists)
-        self._others, self._begins = others, begins
+        self._shaped, self._steps, self._begins = shaped, steps, begins
         if not self._numels:
             return Plan(None, self._rest)
         if self._cache is None:
@@ -79,6 +83,23 @@ class Plans:
             ]
         return Plan(self._cache.of(self._numels, rows), self._rest)
 
+    def confirm(self, lists: list[list[Tensor]], numels: looks.Numbers | None) -> bool:
+        """Return whether all lie as they did in the last step, gradients elsewhere.
+
+        Then `of`, which comes next, need not look again.
+
+        Args:
+            lists: All but that of the gradients, in any order.
+            numels: How many elements the gradients have; None to leave them out.
+        """
+        known = {*map(id, lists)} == {*map(id, self._others())}
+        fit = numels is None or numels == self._sizes
+        self._confirmed = known and fit and self._hold()
+        return self._confirmed
+
+    def _others(self) -> list[Sequence[Tensor]]:
+        return [*self._shaped, self._steps] if self._steps else self._shaped
+
     def _fit(self, grads: Sequence[Tensor]) -> bool:
         """Return whether gradients are as large as the parameters, without gaps."""
         return (
@@ -86,15 +107,15 @@ class Plans:
             and looks.numbers(map(Tensor.numel, grads)) == self._sizes
         )
 
-    def _hold(self, shaped: list[Sequence[Tensor]], steps: list[Tensor]) -> bool:
+    def _hold(self) -> bool:
         """Return whether all but the gradients lie as they did when last looked at.
 
         Gradients may come to lie elsewhere in every step, the others do not.
         """
-        split = len(shaped)
+        split = len(self._shaped)
         begins, counts = self._begins[:split], self._begins[split:]
-        return looks.as_before(shaped, begins, self._sizes) and (
-            not steps or looks.as_before([steps], counts, self._ones)
+        return looks.as_before(self._shaped, begins, self._sizes) and (
+            not self._steps or looks.as_before([self._steps], counts, self._ones)
         )
 
     def _look(self, lists: Sequence[Sequence[Tensor]]) -> None:

@@ -282,6 +282,22 @@ void fetch_grads(PyObject* params, int64_t place) {
   }
 }
 
+// For a loop over the tensors of a list and their memory, likewise.
+void fetch_tensors(PyObject* list, int64_t place) {
+  const int64_t furthest = place + 3 * AWAY;
+  if (furthest >= 0 && furthest < PyList_GET_SIZE(list)) {
+    __builtin_prefetch(PyList_GET_ITEM(list, furthest));
+  }
+  if (const auto* tensor = tensor_at(list, place + 2 * AWAY)) {
+    fetch(tensor);
+  }
+  if (const auto* tensor = tensor_at(list, place + AWAY)) {
+    if (tensor->has_storage()) {
+      fetch(tensor->unsafe_storage().unsafeGetStorageImpl());
+    }
+  }
+}
+
 // The gradient; warns as Python does where it is asked for in vain.
 const at::Tensor& grad_of(const at::Tensor& tensor) {
   const at::Tensor& found = tensor.unsafeGetTensorImpl()->grad();
@@ -797,7 +813,11 @@ bool all_as_before(
   std::atomic<bool> moved{false};
   const auto look = [&](int64_t begin, int64_t end) {
     bool same = true, special = false;
-    for (int64_t i = begin; i < end; i++) {
+    for (int64_t i = begin - 3 * AWAY; i < end; i++) {
+      fetch_tensors(tensors, i);
+      if (i < begin) {
+        continue;
+      }
       PyObject* object = PyList_GET_ITEM(tensors, i);
       if (!THPVariable_CheckExact(object)) {
         special = true;

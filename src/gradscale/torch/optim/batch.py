@@ -42,6 +42,7 @@ class Batch:
         wide: The dtype of the arithmetic.
         device: Where all of it lies.
         plans: What the kernels keep from step to step.
+        numels: How many elements each parameter had when this was made.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Batch:
         ).dtype
         self.device = owners[0].device
         self.plans = plans
-        self._numels = looks.numbers(map(Tensor.numel, self.params))
+        self.numels = looks.numbers(map(Tensor.numel, self.params))
         self._chosen = chosen
         self._grad_dtypes = {grad.dtype}
         self._grad_places = {grad.get_device()}
@@ -94,7 +95,7 @@ class Batch:
             self._chosen is None
             and device == self.device
             and {dtype} == self._grad_dtypes
-            and seen.numels == self._numels
+            and seen.numels == self.numels
         )
 
     def grads_among(self, grads: list[Any]) -> list[Tensor] | None:
@@ -168,3 +169,18 @@ def plain(tensor: Tensor) -> Tensor:
     to_local = getattr(tensor, "to_local", None)
     local = tensor if to_local is None else to_local()
     return torch.view_as_real(local) if local.is_complex() else local
+
+
+def like_its_parameter(param: Any, grad: Any) -> Any:
+    """Return the gradient with values as they lie, sharded like the parameter."""
+    if grad.is_conj():
+        grad = param.grad = grad.resolve_conj()
+    if grad.is_neg():
+        grad = param.grad = grad.resolve_neg()
+    if (
+        not is_plain(param)
+        and hasattr(param, "placements")
+        and grad.placements != param.placements
+    ):
+        grad = param.grad = grad.redistribute(placements=param.placements)
+    return grad

@@ -13,7 +13,13 @@ from gradscale.torch import looks
 from gradscale.torch.kernels.lists import Seen
 from gradscale.torch.kernels.updating import Plans
 from gradscale.torch.names import names_of
-from gradscale.torch.optim.batch import Batch, Mark, is_plain, plain
+from gradscale.torch.optim.batch import (
+    Batch,
+    Mark,
+    is_plain,
+    like_its_parameter,
+    plain,
+)
 from gradscale.torch.optim.entries import (
     MASTER,
     STEP,
@@ -91,8 +97,8 @@ class Batches:
                 self._known = None
                 ready = self._make(optimizer, place, group, grads, entries)
             walk += [(group, batch, own, None) for batch, own in ready]
-        for _, batch, used, _ in walk:
-            _check_sizes(optimizer, batch, used)
+        for _, batch, used, at in walk:
+            _check_sizes(optimizer, batch, used, seen=at is not None)
         if self._known is None:
             self._known = _shot_of(optimizer.state)
         return walk
@@ -155,7 +161,7 @@ class Batches:
         for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
             if grad is not None:
                 _check(optimizer, param, grad)
-                grads[i] = grad = _like_its_parameter(param, grad)
+                grads[i] = grad = like_its_parameter(param, grad)
                 key = param.device, param.dtype, grad.dtype
                 kinds.setdefault(key, []).append(i)
         with_grad = [params[i] for i in chain.from_iterable(kinds.values())]
@@ -252,27 +258,22 @@ def _check(optimizer: Any, param: Tensor, grad: Tensor) -> None:
         )
 
 
-def _like_its_parameter(param: Any, grad: Any) -> Any:
-    """Return the gradient with values as they lie, sharded like the parameter."""
-    if grad.is_conj():
-        grad = param.grad = grad.resolve_conj()
-    if grad.is_neg():
-        grad = param.grad = grad.resolve_neg()
-    if (
-        not is_plain(param)
-        and hasattr(param, "placements")
-        and grad.placements != param.placements
-    ):
-        grad = param.grad = grad.redistribute(placements=param.placements)
-    return grad
-
-
-def _check_sizes(optimizer: Any, batch: Batch, grads: Sequence[Tensor]) -> None:
+def _check_sizes(
+    optimizer: Any, batch: Batch, grads: Sequence[Tensor], *, seen: bool
+) -> None:
     """Refuse tensors that are not as large as their parameters; no pass looks.
+
+    Args:
+        optimizer, batch, grads: What is about to be stepped.
+        seen: The gradients are as large as the parameters were.
 
     Raises:
         StateError: One of them is not.
     """
+    numels = batch.numels if seen else None
+    as_planned = batch.plans.confirm([batch.params, *batch.columns.values()], numels)
+    if as_planned and (seen or looks.as_large([batch.params, grads])):
+        return
     columns = {name: c for name, c in batch.columns.items() if name != STEP}
     if looks.as_large([batch.params, grads, *columns.values()]):
         return
