@@ -34,7 +34,8 @@ def gather(
     host sync.
 
     Args:
-        params: The parameters; those without a gradient are passed over.
+        params: The parameters; those without a gradient are passed over. A list is
+            kept, not copied.
         allow_fp16: Accept f16 gradients.
         names: What `names_of` needs to name a parameter in an error.
         before: Where those lay that were gathered of the same parameters before:
@@ -61,11 +62,10 @@ def _gather_ordinary(
     found = looks.gather(params, allow_fp16, kind, addresses)
     if found is None:
         return None
-    owners, tensors, addresses, versions, numels = found
+    params, tensors, addresses, versions, numels = found
     kind = tensors[0].device, tensors[0].dtype
-    # A copy: the list of a group may be changed before a failed step is told of.
     return Gradients(
-        list(owners), tensors, addresses, versions, kind, len(tensors), numels=numels
+        params, tensors, addresses, versions, kind, len(tensors), numels=numels
     )
 
 

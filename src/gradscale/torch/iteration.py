@@ -108,7 +108,10 @@ class Iteration:
                     self.stage(carried.step) is OptState.UNSCALED
                 )
             else:
-                self.steps[key] = OpenStep(optimizer, (model, optimizer))
+                last = self.settled.get(key)
+                read = None if last is None else last.reading
+                before = None if read is None else read.params
+                self.steps[key] = OpenStep(optimizer, (model, optimizer), before)
         return self.steps[key]
 
     def take_up(self, params: list[Tensor], model: Any) -> None:
