@@ -156,7 +156,9 @@ class Iteration:
         if step.optimizer is None or _has_any(step, ids):
             return True
         known = chain(self.steps.values(), self.settled.values())
-        return not any(_has_any(other, ids) for other in known if other.optimizer)
+        return not any(
+            _has_any(other, ids) for other in known if other.optimizer is not None
+        )
 
     def unscaled(self) -> list[OpenStep]:
         """Return the steps whose gradients are unscaled and not yet used."""
