@@ -153,13 +153,6 @@ def test_a_shorter_parameter_at_its_address_is_seen():
     assert plans.of(lists, [], CHUNK).rest == [1]
 
 
-def test_a_shorter_gradient_is_seen():
-    plans, lists = Plans(), [[zeros(2, 2), zeros(2, 2)] for _ in range(3)]
-    assert plans.of(lists, [], CHUNK).rest == []
-    lists[1][1] = zeros(1, 2)
-    assert plans.of(lists, [], CHUNK).rest == [1]
-
-
 def planned():
     """Return plans of two parameters, and the lists that they are of."""
     plans, lists = Plans(), [[zeros(3), zeros(3)] for _ in range(3)]

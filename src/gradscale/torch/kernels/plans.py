@@ -52,7 +52,7 @@ class Plans:
 
         Args:
             lists: For each row of the table, a tensor of each parameter; parameters
-                first, gradients second.
+                first, gradients second, which somebody has seen to be as large.
             steps: f32[] each, for one more row; perhaps empty.
             chunk: How many elements one program works on.
             grads_at: As in `Handed`.
@@ -64,7 +64,7 @@ class Plans:
         held = same and (self._confirmed or self._hold())
         self._confirmed = False
         begins = self._begins if held else list(map(looks.addresses, others))
-        in_order = grads_at is not None or self._fit(grads)
+        in_order = grads_at is not None or all(map(Tensor.is_contiguous, grads))
         if not (held and self._contiguous and in_order):
             self._look(lists)
         self._shaped, self._steps, self._begins = shaped, steps, begins
@@ -99,13 +99,6 @@ class Plans:
 
     def _others(self) -> list[Sequence[Tensor]]:
         return [*self._shaped, self._steps] if self._steps else self._shaped
-
-    def _fit(self, grads: Sequence[Tensor]) -> bool:
-        """Return whether gradients are as large as the parameters, without gaps."""
-        return (
-            all(map(Tensor.is_contiguous, grads))
-            and looks.numbers(map(Tensor.numel, grads)) == self._sizes
-        )
 
     def _hold(self) -> bool:
         """Return whether all but the gradients lie as they did when last looked at.

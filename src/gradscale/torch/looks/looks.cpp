@@ -4,7 +4,7 @@
 // because a tensor is of another type than Tensor or Parameter: the twin then answers.
 // The GIL is held throughout. Addresses, versions and sizes are arrays of type "q".
 // Gradients are returned as `Tensors`, a sequence that makes an object for one when it
-// is asked for: autograd makes none, and for thousands that is most of a look.
+// is asked for: autograd makes none, and thousands would also be garbage to collect.
 //
 // What is shared with other threads reads and writes memory, and nothing else: no object
 // is made, no reference counted, no warning given.
@@ -227,20 +227,8 @@ void fetch_behind(const Whole& whole) {
 }
 
 // The object that stands for a tensor in Python; null where nobody has asked for one.
-template <typename Slot>
-auto object_in(const Slot* slot, int) -> decltype(slot->load_pyobj()) {
-  return slot->load_pyobj();
-}
-
-// The same in older versions of PyTorch.
-template <typename Slot>
-PyObject* object_in(const Slot* slot, long) {
-  return slot->_unchecked_untagged_pyobj();
-}
-
 PyObject* object_of(const c10::TensorImpl* tensor) {
-  // The first of the two, where there is one: 0 is an int.
-  return object_in(tensor->pyobj_slot(), 0);
+  return tensor->pyobj_slot()->load_pyobj();
 }
 
 // The tensor at a place of a list; null where there is none.
@@ -601,13 +589,13 @@ bool all_untouched(
         return;
       }
       bool special = false;
-      const int64_t begin = address_seen(*tensor, special);
+      const int64_t address = address_seen(*tensor, special);
       if (special) {
         odd = true;
         return;
       }
-      // A tensor that is held has one object at most.
-      if (!tensor->is_same(grad) || begin != begins[i] || version_of(*tensor) != marks[i]) {
+      if (!tensor->is_same(grad) || address != begins[i] ||
+          version_of(*tensor) != marks[i]) {
         touched = true;
         return;
       }
@@ -668,11 +656,11 @@ PyObject* untouched(PyObject*, PyObject* args) {
       Py_RETURN_NONE;
     }
     bool odd = false;
-    const int64_t begin = address_seen(*tensor, odd);
+    const int64_t address = address_seen(*tensor, odd);
     if (odd) {
       Py_RETURN_NONE;
     }
-    same = tensor->is_same(grad) && begin == begins.data()[place] &&
+    same = tensor->is_same(grad) && address == begins.data()[place] &&
         version_of(*tensor) == marks.data()[place];
     place++;
   }
