@@ -140,7 +140,8 @@ class OpenStep:
             if voice is not None:
                 voice.refuse()
             raise
-        if found.params is not params or torch.compiler.is_compiling():
+        # In this order: torch.compile of PyTorch 2.11 cannot tell lists apart.
+        if torch.compiler.is_compiling() or found.params is not params:
             return found
         # The list of a group may be changed before a failed step is told of. A copy of
         # thousands that other threads have just looked at takes 0.1 ms.
