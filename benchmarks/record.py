@@ -92,7 +92,13 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 
 def _commit() -> str:
-    run = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True
-    )
-    return run.stdout.strip() or "unknown"
+    """Return the commit that was measured; results are no part of it."""
+    others = ("--", ":(top)", ":(top,exclude)benchmarks/results")
+    changed = _git("status", "--porcelain", "--untracked-files=no", *others)
+    name = _git("describe", "--always") or "unknown"
+    return f"{name}-dirty" if changed else name
+
+
+def _git(*arguments: str) -> str:
+    run = subprocess.run(["git", *arguments], capture_output=True, text=True)
+    return run.stdout.strip()

@@ -1,0 +1,47 @@
+"""A result names the commit that was measured."""
+
+import subprocess
+
+import pytest
+
+from benchmarks.record import Place, result
+
+PLACE = Place("a device", {})
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """Return a folder that is a git checkout, and where commands run."""
+    for name, text in {
+        "step.py": "pass\n",
+        "benchmarks/results/step.json": "{}",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_result_that_is_written_again_is_no_change_of_what_was_measured(checkout):
+    head = result("step", PLACE, [])["commit"]
+    (checkout / "benchmarks/results/step.json").write_text("{ }")
+    (checkout / "notes.txt").write_text("not of the project")
+    assert len(head) >= 7
+    assert result("step", PLACE, [])["commit"] == head
+
+
+@pytest.mark.parametrize("folder", [".", "benchmarks"])
+def test_a_change_of_code_is_told(checkout, folder, monkeypatch):
+    head = result("step", PLACE, [])["commit"]
+    (checkout / "step.py").write_text("print()\n")
+    monkeypatch.chdir(checkout / folder)
+    assert result("step", PLACE, [])["commit"] == f"{head}-dirty"
+
+
+def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert result("step", PLACE, [])["commit"] == "unknown"
+    assert result("step", PLACE, [], "1234567")["commit"] == "1234567"
