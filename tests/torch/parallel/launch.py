@@ -8,6 +8,7 @@ import datetime
 import importlib
 import json
 import math
+import os
 import subprocess
 import sys
 import warnings
@@ -19,6 +20,8 @@ import torch.distributed as dist
 ROOT = Path(__file__).parents[3]
 # A rank that waits for another in vain is an error, and soon.
 PATIENCE = datetime.timedelta(seconds=60)
+# Where a rank can see a GPU, FSDP2 over gloo crashes in PyTorch 2.11, with any scaler.
+ON_CPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Cases(dict):
@@ -39,7 +42,8 @@ def seen_by(module, ranks, folder, timeout=280):
     """Run a module's cases in so many processes; return what they saw, by case."""
     command = [sys.executable, "-m", __name__, module, str(ranks), str(folder)]
     running = [
-        subprocess.Popen([*command, str(rank)], cwd=ROOT) for rank in range(ranks)
+        subprocess.Popen([*command, str(rank)], cwd=ROOT, env=ON_CPU)
+        for rank in range(ranks)
     ]
     try:
         for process in running:
@@ -48,6 +52,12 @@ def seen_by(module, ranks, folder, timeout=280):
         for process in running:
             process.kill()
             process.wait()
+    silent = {
+        rank: process.returncode
+        for rank, process in enumerate(running)
+        if not (folder / f"{rank}.json").exists()
+    }
+    assert not silent, f"ranks that ended before they wrote, and how: {silent}"
     return written_in(folder, module, ranks)
 
 

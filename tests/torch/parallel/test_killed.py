@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.torch.parallel.killed_run import FATAL, PATIENCE, STEPS
+from tests.torch.parallel.launch import ON_CPU
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,7 +22,10 @@ def run(folder, moment):
     with (folder / f"{moment}.txt").open("w") as said:
         running = [
             subprocess.Popen(
-                [*command, str(rank), str(folder), moment], cwd=ROOT, stderr=said
+                [*command, str(rank), str(folder), moment],
+                cwd=ROOT,
+                env=ON_CPU,
+                stderr=said,
             )
             for rank in range(2)
         ]
