@@ -28,8 +28,13 @@ def call(*arguments):
 
 @pytest.fixture
 def started():
-    """Return a function that starts `tail`; what it started is ended."""
+    """Return a function that starts `tail`; what it started is ended.
+
+    It hears Ctrl-C as in a terminal: what a shell starts in the background does not,
+    tests included.
+    """
     processes = []
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(*arguments, **options):
         command = [*COMMAND, *map(str, arguments)]
@@ -43,6 +48,7 @@ def started():
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+    signal.signal(signal.SIGINT, heard)
 
 
 def next_line(process):
