@@ -20,8 +20,6 @@ import torch.distributed as dist
 ROOT = Path(__file__).parents[3]
 # A rank that waits for another in vain is an error, and soon.
 PATIENCE = datetime.timedelta(seconds=60)
-# Where a rank can see a GPU, FSDP2 over gloo crashes in PyTorch 2.11, with any scaler.
-ON_CPU = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Cases(dict):
@@ -38,11 +36,19 @@ class Cases(dict):
         return enter
 
 
+def without_gpu():
+    """Return the environment of a rank that sees no GPU.
+
+    Where it sees one, FSDP2 over gloo crashes in PyTorch 2.11, with any scaler.
+    """
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+
 def seen_by(module, ranks, folder, timeout=280):
     """Run a module's cases in so many processes; return what they saw, by case."""
     command = [sys.executable, "-m", __name__, module, str(ranks), str(folder)]
     running = [
-        subprocess.Popen([*command, str(rank)], cwd=ROOT, env=ON_CPU)
+        subprocess.Popen([*command, str(rank)], cwd=ROOT, env=without_gpu())
         for rank in range(ranks)
     ]
     try:

@@ -24,7 +24,8 @@ from tests.torch.parallel.models import block, sharded, tensor_parallel, two_dim
 STEPS, ROWS, GROWTH_INTERVAL = 60, 4, 3
 # So many steps after a stop are compared: more than it takes the scale to grow.
 FOLLOWING = 5
-FOLDER = Path(os.environ.get("GRADSCALE_RESUME_FOLDER", "."))
+# Where nobody has named a folder, nothing can be written.
+FOLDER = Path(os.environ.get("GRADSCALE_RESUME_FOLDER", os.devnull))
 _CHOICE = random.Random(5)
 STOPS = sorted(_CHOICE.sample(range(STEPS - FOLLOWING), 25))
 OVERFLOWS = {step: _CHOICE.randrange(ROWS) for step in _CHOICE.sample(range(STEPS), 12)}

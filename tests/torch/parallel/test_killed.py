@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.torch.parallel.killed_run import FATAL, PATIENCE, STEPS
-from tests.torch.parallel.launch import ON_CPU
+from tests.torch.parallel.launch import without_gpu
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,7 +24,7 @@ def run(folder, moment):
             subprocess.Popen(
                 [*command, str(rank), str(folder), moment],
                 cwd=ROOT,
-                env=ON_CPU,
+                env=without_gpu(),
                 stderr=said,
             )
             for rank in range(2)
