@@ -28,7 +28,7 @@ for step, batch in enumerate(batches[:, rank].to(device)):
     scaler.update()
     if rank == 0:
         print(loss.item().hex(), scaler.get_scale(), flush=True)
-# PyTorch aborts where a thread of gloo drops the last work while Python ends (issue
-# 38228 of PyTorch): it gets the time to do so before.
+# PyTorch aborts where a thread of gloo drops its last work while Python ends
+# (pytorch/pytorch#179291): it gets the time to do so before.
 time.sleep(0.5)
 torch.distributed.destroy_process_group()
