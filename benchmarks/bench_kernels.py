@@ -16,8 +16,8 @@ from benchmarks.command import parser_for, show
 from benchmarks.models import gpt2_shapes, llama_shapes
 from benchmarks.record import quantiles
 from benchmarks.timing import Queue
-from gradscale.torch.kernels.lists import AdamHow, Handed
-from gradscale.torch.kernels.tables import Table, TableCache
+from gradscale.torch.kernels.args import AdamHow, Handed
+from gradscale.torch.kernels.pointer_table import Table, TableCache
 from gradscale.torch.looks import addresses
 
 SETS = {
@@ -67,8 +67,9 @@ def launch_of(
     kernel: str, chunk: int, warps: int, tensors: Tensors
 ) -> Callable[[], object]:
     """Return what launches a kernel of this size."""
-    from gradscale.torch.kernels import adam, fused_adam, reading
-    from gradscale.torch.kernels.launching import Launch
+    from gradscale.torch.kernels import adam, fused_adam
+    from gradscale.torch.kernels import read as reading
+    from gradscale.torch.kernels.launch import Launch
 
     how_compiled = {"num_warps": warps, "enable_fp_fusion": True}
     if kernel == "read":

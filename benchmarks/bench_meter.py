@@ -16,10 +16,10 @@ from benchmarks.command import parser_for, save, show
 from benchmarks.models import gpt2_shapes, llama_shapes
 from benchmarks.record import quantiles
 from benchmarks.timing import Queue, Stopwatch, in_turns, queue_of, ratio
-from gradscale.torch.gathering import gather
-from gradscale.torch.gradients import read
+from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.stats import read
 from gradscale.torch.kernels.readers import Reader
-from gradscale.torch.meter import Meter
+from gradscale.torch.underflow.meter import Meter
 
 SETS = {
     "tiny": [(64, 64), (64,)],

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from docs.measured import filled
-from gradscale.core.catalogue import CATALOGUE, GIVEN, Entry
+from gradscale.judge.catalogue import CATALOGUE, GIVEN, Entry
 
 ROOT = Path(__file__).parent.parent
 CODES = ROOT / "docs" / "codes.md"
@@ -24,7 +24,7 @@ the terminal, without a network.
 
 In the examples {GIVEN}
 
-This page is made by `python -m docs.render` from `gradscale.core.catalogue`.
+This page is made by `python -m docs.render` from `gradscale.judge.catalogue`.
 """
 
 

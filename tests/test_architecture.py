@@ -14,7 +14,7 @@ import gradscale
 
 SOURCE = Path(gradscale.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-FRAMEWORKS = {"torch", "jax", "keras", "mxnet", "apex"}
+FRAMEWORKS = {"torch", "jax"}
 
 
 class Allowed(NamedTuple):
@@ -25,38 +25,34 @@ class Allowed(NamedTuple):
 
 
 CORE = {"core", "errors"}
-FACTS = CORE | {"runfile"}
-READERS = FACTS | {"diagnosis", "simulate"}
-EVERY_ROOM = READERS | FRAMEWORKS | {"sinks", "integrations", "demo", "report"}
+RUN = CORE | {"judge", "runfile"}
+RECORDING = RUN | {"recording"}
+READERS = RUN | {"diagnosis"}
+EVERY_ROOM = READERS | FRAMEWORKS | {"recording", "sinks", "demo", "report"}
 SCREEN = {"rich", "typer"}
 
 # The table of rooms. The last two rows are files, not rooms.
 ROOMS = {
     "errors": Allowed(set(), set()),
     "core": Allowed({"errors"}, set()),
+    "judge": Allowed(CORE, set()),
     "runfile": Allowed(CORE, set()),
-    "torch": Allowed(FACTS, {"torch", "triton"}),
+    "recording": Allowed(RUN, set()),
+    "torch": Allowed(RECORDING, {"torch", "triton"}),
     # optax and flax only where a file says so: `import gradscale.jax` loads neither.
-    "jax": Allowed(FACTS, {"flax", "jax", "numpy", "optax"}),
-    "keras": Allowed(FACTS, {"keras"}),
-    "mxnet": Allowed(FACTS, {"mxnet"}),
-    "apex": Allowed(FACTS | {"torch"}, {"torch"}),
-    "diagnosis": Allowed(FACTS, {"numpy"}),
-    "simulate": Allowed(FACTS, {"numpy"}),
-    "sinks": Allowed(FACTS | FRAMEWORKS, {"tensorboard", "torch", "wandb"}),
-    "integrations": Allowed(
-        FACTS | FRAMEWORKS, {"accelerate", "lightning", "torch", "transformers"}
-    ),
-    "demo": Allowed(FACTS | FRAMEWORKS, {"torch"}),
+    "jax": Allowed(RECORDING, {"flax", "jax", "numpy", "optax"}),
+    "diagnosis": Allowed(RUN, {"numpy"}),
+    "sinks": Allowed(RECORDING | FRAMEWORKS, {"tensorboard", "torch", "wandb"}),
+    "demo": Allowed(RECORDING | FRAMEWORKS, {"torch"}),
     "report": Allowed(READERS, {"altair", "jinja2", "rich", "vl_convert"}),
     "cli": Allowed(EVERY_ROOM | {""}, SCREEN),
     "": Allowed(CORE, set()),
     "__main__": Allowed({"cli"}, set()),
 }
 
-# At 300 lines a file is split, or says why not.
+# At 600 lines a file is split, or says why not.
 LONG_FILES = {
-    "core/catalogue.py": "a table of texts; one table is easier to search than four",
+    "judge/catalogue.py": "a table of texts; one table is easier to search than four",
     "torch/scaler.py": "all of torch's interface; torch.compile refuses to inherit",
 }
 
@@ -143,7 +139,6 @@ def test_an_import_that_is_not_allowed_is_found(room, line):
         ("core", "from gradscale.errors import StateError"),
         ("torch", "from gradscale.core.state import Observed"),
         ("torch", "from torch import Tensor"),
-        ("apex", "from gradscale.torch import GradScaler"),
         ("cli", "from gradscale import __version__"),
         ("cli", "from gradscale.report import figures"),
     ],
@@ -183,12 +178,12 @@ def test_a_file_is_named_after_a_concept(path):
 @pytest.mark.parametrize("path", FILES, ids=place)
 def test_a_long_file_says_why(path):
     lines = path.read_text(encoding="utf-8").count("\n")
-    assert lines <= 300 or place(path) in LONG_FILES
+    assert lines <= 600 or place(path) in LONG_FILES
 
 
 @pytest.mark.parametrize("name", LONG_FILES)
 def test_a_file_that_says_why_it_is_long_is_long(name):
-    assert (SOURCE / name).read_text(encoding="utf-8").count("\n") > 300
+    assert (SOURCE / name).read_text(encoding="utf-8").count("\n") > 600
 
 
 # --- what an import loads and costs ---------------------------------------------------

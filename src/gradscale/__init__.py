@@ -5,12 +5,12 @@
 65536.0
 """
 
-from gradscale.core.importing import import_state
+from gradscale.core.foreign_checkpoint import import_state
 from gradscale.core.ops import PYTHON, RuleOps
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale, Policy, StaticScale
+from gradscale.core.records import StepRecord, Verdict, classify
 from gradscale.core.state import FixedState, Observed, ScaleState
-from gradscale.core.verdicts import StepRecord, Verdict, classify
 from gradscale.errors import (
     ConfigError,
     GradientError,

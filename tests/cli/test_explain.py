@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import gradscale
 from gradscale import cli
 from gradscale.cli import app
-from gradscale.core.catalogue import BY_CODE, CATALOGUE, GIVEN
+from gradscale.judge.catalogue import BY_CODE, CATALOGUE, GIVEN
 
 COMMANDS = sorted(path.stem for path in Path(cli.__file__).parent.glob("[!_]*.py"))
 

@@ -3,7 +3,7 @@
 import math
 import struct
 
-from gradscale.core.underflow import Histogram
+from gradscale.core.exponent_histogram import Histogram
 
 LOWEST, BINS = -43, 59
 

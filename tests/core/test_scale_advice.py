@@ -2,8 +2,8 @@
 
 import pytest
 
+from gradscale.core.exponent_histogram import Histogram
 from gradscale.core.scale_advice import advice
-from gradscale.core.underflow import Histogram
 from tests.core.exponents import octaves
 
 FLUSHED, FITTING = {-30: 41, -20: 59}, {-20: 40, 0: 60}

@@ -112,7 +112,7 @@ def test_a_python_without_its_sources_is_named_with_the_remedy(monkeypatch, tmp_
 
 
 def test_a_missing_library_is_named_with_the_install_line(monkeypatch):
-    monkeypatch.delitem(sys.modules, "gradscale.report.figures", raising=False)
+    monkeypatch.delitem(sys.modules, "gradscale.report.demo_figure", raising=False)
     monkeypatch.setitem(sys.modules, "altair", None)
     result = call("--steps", "1")
     assert result.exit_code == 1
@@ -121,8 +121,8 @@ def test_a_missing_library_is_named_with_the_install_line(monkeypatch):
 
 
 def test_another_broken_import_is_not_hidden(monkeypatch):
-    monkeypatch.delitem(sys.modules, "gradscale.report.figures", raising=False)
-    monkeypatch.setitem(sys.modules, "gradscale.report.figures", None)
+    monkeypatch.delitem(sys.modules, "gradscale.report.demo_figure", raising=False)
+    monkeypatch.setitem(sys.modules, "gradscale.report.demo_figure", None)
     result = call("--steps", "1")
     assert isinstance(result.exception, ModuleNotFoundError)
     assert importlib.import_module("gradscale.demo.training")

@@ -5,11 +5,11 @@ import random
 from collections.abc import Iterable, Sequence
 
 from gradscale import StepRecord
-from gradscale.core.judging import Judge
-from gradscale.core.summary import folded, mended
 from gradscale.diagnosis import Diagnosis, diagnose_run
+from gradscale.judge.judge import Judge
+from gradscale.judge.summary import folded, mended
 from gradscale.runfile import BINS, RunWriter, TensorSample, open_run
-from tests.core import histories
+from tests.judge import histories
 
 SICK = ("decoder.3.ffn.o.weight", "decoder.3.ffn.i.weight")
 POLICY = {

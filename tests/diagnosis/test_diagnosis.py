@@ -4,13 +4,13 @@ import math
 
 import pytest
 
-from gradscale.core.findings import Health, by_severity
-from gradscale.core.verdicts import Verdict
+from gradscale.core.records import Verdict
 from gradscale.diagnosis import diagnose_run
+from gradscale.judge.findings import Health, by_severity
 from gradscale.runfile import RunWriter, open_run
-from tests.core import histories
 from tests.diagnosis import runs
 from tests.diagnosis.runs import diagnosed, facts
+from tests.judge import histories
 
 HISTORIES = {
     "healthy": runs.healthy,

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from gradscale.core.findings import Health
 from gradscale.diagnosis.following import Follower
+from gradscale.judge.findings import Health
 from gradscale.runfile import RunWriter, open_run
 from tests.diagnosis import runs
 from tests.diagnosis.runs import diagnosed, facts

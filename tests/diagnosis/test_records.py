@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gradscale.core.verdicts import Verdict, classify
+from gradscale.core.records import Verdict, classify
 from gradscale.diagnosis.records import Bounds, Records, bounds_of
 from gradscale.runfile import StepRow
 

@@ -1,6 +1,6 @@
 """The scale at each step, and the phases of a run."""
 
-from gradscale.core.verdicts import Verdict
+from gradscale.core.records import Verdict
 from gradscale.diagnosis.timeline import Timeline, phases_of
 
 OK, SKIP, LOSS = Verdict.OK, Verdict.OVERFLOW, Verdict.FORWARD_NONFINITE

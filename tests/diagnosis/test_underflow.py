@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradscale.core.underflow import Histogram
-from gradscale.core.verdicts import Verdict
+from gradscale.core.exponent_histogram import Histogram
+from gradscale.core.records import Verdict
 from gradscale.diagnosis import diagnose_run
 from gradscale.diagnosis.underflow import lost_at
 from gradscale.runfile import BINS, RunWriter, TensorSample, open_run

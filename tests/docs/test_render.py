@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from docs import measured, render
-from gradscale.core.catalogue import CATALOGUE
+from gradscale.judge.catalogue import CATALOGUE
 
 DOCS = Path(render.__file__).parent
 

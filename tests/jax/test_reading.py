@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gradscale import ConfigError, DynamicScale, GradientError, StateError
 from gradscale.jax import all_finite, culprits, init, loss_scaled, observe
 from gradscale.jax.reading import SHIFT
-from gradscale.jax.sweep import LONG_ROW, SMALL, sweep, sweep_together
+from gradscale.jax.reduce import LONG_ROW, SMALL, sweep, sweep_together
 
 INF, NAN = float("inf"), float("nan")
 F32_MAX = float(np.finfo(np.float32).max)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradscale.core.verdicts import Verdict
+from gradscale.core.records import Verdict
 from gradscale.diagnosis import diagnose_run
 from gradscale.report.run_figures import PIECES, run_figure
 from gradscale.runfile import RunWriter, TensorSample, open_run

@@ -6,13 +6,13 @@ import re
 import pytest
 from rich.console import Console
 
-from gradscale.core.verdicts import Verdict
+from gradscale.core.records import Verdict
 from gradscale.diagnosis import diagnose_run
 from gradscale.diagnosis.following import Follower
 from gradscale.diagnosis.timeline import Timeline
 from gradscale.report.chart import mark_legend, scale_chart
-from gradscale.report.looks import LOOKS
 from gradscale.report.run_screen import facts, headline, run_screen
+from gradscale.report.style import LOOKS
 from gradscale.report.tail_screen import tail_screen, vitals
 from gradscale.runfile import RunWriter, open_run
 from tests.diagnosis import runs

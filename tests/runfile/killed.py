@@ -9,7 +9,8 @@ import struct
 import sys
 import time
 
-from gradscale.runfile import RunWriter, StepRow, TensorSample, thread
+from gradscale.runfile import RunWriter, StepRow, TensorSample
+from gradscale.runfile import committer as thread
 
 TENSORS = [f"layer.{number}.weight" for number in range(20)]
 # What is told at once; each step is told before the next one is handed over.

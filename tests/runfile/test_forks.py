@@ -88,7 +88,8 @@ def record_in_worker(writer):
 
 FORKING = """
     import os, sys
-    from gradscale.runfile import RunWriter, thread
+    from gradscale.runfile import RunWriter
+    from gradscale.runfile import committer as thread
     thread.COMMIT_EVERY = 0.0
     writer = RunWriter(sys.argv[1], journal=sys.argv[2])
     step = 0

@@ -7,7 +7,8 @@ import warnings
 import pytest
 
 from gradscale import GradscaleWarning, StateError
-from gradscale.runfile import RunWriter, open_run, thread
+from gradscale.runfile import RunWriter, open_run
+from gradscale.runfile import committer as thread
 from tests.runfile.test_writer import python, steps_of
 
 

@@ -3,7 +3,7 @@
 import math
 
 from gradscale import StepRecord
-from gradscale.core.judging import Judge
+from gradscale.judge.judge import Judge
 
 
 def feed(*sinks, steps=30):

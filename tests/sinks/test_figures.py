@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from gradscale import ConfigError, StepRecord
-from gradscale.core.findings import Finding
-from gradscale.core.judging import Judge, Judgement
-from gradscale.core.verdicts import Verdict
+from gradscale.core.records import Verdict
+from gradscale.judge.findings import Finding
+from gradscale.judge.judge import Judge, Judgement
 from gradscale.sinks import CallableSink, LoggingSink
 from tests.sinks.records import feed
 

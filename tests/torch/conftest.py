@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradscale.torch import telling
 from gradscale.torch.looks import building
+from gradscale.torch.monitor import reporting
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,7 +23,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch) -> None:
     """Write bundles of runs that are stopped into a folder of the test."""
-    monkeypatch.setattr(telling, "BUNDLES", tmp_path)
+    monkeypatch.setattr(reporting, "BUNDLES", tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@
 
 import struct
 
-from gradscale.torch.ledger import RING, calm
-from gradscale.torch.letters import CALM, WORDS
+from gradscale.torch.device_state.layout import RING, calm
+from gradscale.torch.device_state.letters import CALM, WORDS
 
 
 def write(letter, ledger, known, number=None):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradscale.torch.gathering import gather
+from gradscale.torch.grads.collect import gather
 
 SHAPES = (128, 128), (128, 128), (128, 96)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradscale.torch import GradScaler, kernels, optim
-from gradscale.torch.kernels import standing_in
+from gradscale.torch.kernels import torch_fused_adam as standing_in
 from tests.torch.on_cuda import (
     BAD_STEPS,
     OWN,

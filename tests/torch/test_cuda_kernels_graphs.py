@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gradscale.torch import GradScaler, optim
-from gradscale.torch.kernels import standing_in
-from gradscale.torch.kernels.standing_in import StandIn
+from gradscale.torch.kernels import torch_fused_adam as standing_in
+from gradscale.torch.kernels.torch_fused_adam import StandIn
 from tests.torch.graphs import assert_equal, twins
 from tests.torch.on_cuda import BAD_STEPS, OWN
 

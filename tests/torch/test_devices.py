@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_leaves
 from gradscale import ConfigError, GradscaleWarning
 from gradscale.torch import GradScaler
 from gradscale.torch.devices import device_type, is_there
-from gradscale.torch.plain_reading import read_on_device
-from gradscale.torch.unscaling import inverse
+from gradscale.torch.grads.read_plain import read_on_device
+from gradscale.torch.grads.unscale import inverse
 from tests.torch.training import INF, backward, parameter
 
 

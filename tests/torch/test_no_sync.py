@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gradscale.torch import GradScaler
-from gradscale.torch.mailbox import Mailbox
+from gradscale.torch.device_state.host_copy import Mailbox
 from tests.torch.training import FUSED, INF, PLAIN, CustomFused, parameter, planted
 
 # Every operator that takes a value, or a shape that depends on values, to the host.

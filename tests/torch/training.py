@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscale.torch import GradScaler
-from gradscale.torch.paths import unscales_itself
+from gradscale.torch.step.dispatch import unscales_itself
 
 Grad = float | Sequence[float] | Tensor
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from gradscale.demo.settings import Settings
 from gradscale.errors import ConfigError
-from gradscale.report.tables import ComparisonRow, comparison_table
+from gradscale.report.demo_table import ComparisonRow, comparison_table
 
 if TYPE_CHECKING:
     from gradscale.demo.comparison import Comparison
@@ -88,8 +88,8 @@ def demo(
     try:
         # Here and not above: no other command should have to load these.
         from gradscale.demo.comparison import chosen_device, compare, planned_runs
-        from gradscale.demo.reading import headline, sentences
-        from gradscale.report.figures import comparison_figure, save_png
+        from gradscale.demo.conclusions import headline, sentences
+        from gradscale.report.demo_figure import comparison_figure, save_png
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     try:

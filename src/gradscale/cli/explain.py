@@ -13,7 +13,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from gradscale.core.catalogue import BY_CODE, CATALOGUE, GIVEN, Entry
+from gradscale.judge.catalogue import BY_CODE, CATALOGUE, GIVEN, Entry
 
 
 def explain(

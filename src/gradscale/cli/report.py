@@ -78,7 +78,7 @@ def _check_target(png: Path) -> None:
 def _draw(diagnosis: "Diagnosis", png: Path) -> None:
     try:
         # Here and not above: the screen needs no plotting library.
-        from gradscale.report.figures import save_png
+        from gradscale.report.demo_figure import save_png
         from gradscale.report.run_figures import run_figure
     except ModuleNotFoundError as error:
         if error.name not in ("altair", "vl_convert"):

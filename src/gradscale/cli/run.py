@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from gradscale.core.verdicts import Verdict
+from gradscale.core.records import Verdict
 from gradscale.diagnosis.records import is_skipped
 from gradscale.errors import StateError
 from gradscale.runfile import open_run

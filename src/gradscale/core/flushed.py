@@ -16,9 +16,8 @@ from itertools import pairwise
 from math import frexp, ldexp
 from typing import NamedTuple
 
-from gradscale.core.findings import power
-from gradscale.core.scale_advice import percent
-from gradscale.core.underflow import Histogram, shift_between
+from gradscale.core.exponent_histogram import Histogram, shift_between
+from gradscale.core.formatting import percent, power
 from gradscale.errors import ConfigError
 
 # Near 0, densities are flat: as many elements lie below a border as it is high.

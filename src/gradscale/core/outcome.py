@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gradscale.core.verdicts import StepRecord, Verdict, classify
+from gradscale.core.records import StepRecord, Verdict, classify
 
 
 class StepOutcome:

@@ -1,8 +1,6 @@
 """Which scale to take instead, in a line that a person reads."""
 
-from gradscale.core.findings import power
-from gradscale.core.hidden_zeros import hidden_zeros, tally_of
-from gradscale.core.underflow import (
+from gradscale.core.exponent_histogram import (
     TOLERATED,
     Histogram,
     fate,
@@ -10,6 +8,8 @@ from gradscale.core.underflow import (
     shift_between,
     smallest_scale,
 )
+from gradscale.core.flushed_zeros import hidden_zeros, tally_of
+from gradscale.core.formatting import percent, power
 
 # Octaves within which nothing is flushed any more, wherever the elements lay.
 _FURTHEST = 12
@@ -18,7 +18,7 @@ _FURTHEST = 12
 def advice(seen: Histogram, tolerated: float = TOLERATED) -> str:
     """Say whether another scale would lose less, in a line.
 
-    >>> from gradscale.core.underflow import Histogram
+    >>> from gradscale.core.exponent_histogram import Histogram
     >>> advice(Histogram(1.0, 0, 3, -37, (11, *[37] * 10, 29, 590), 0, 0))
     'raise S to 2^12: lost elements 41 % -> 0.3 %'
     """
@@ -86,18 +86,3 @@ def _about_zeros(seen: Histogram, tolerated: float) -> str:
         "backward flushed look like true zeros, and only a second scale tells them "
         "apart"
     )
-
-
-def percent(share: float) -> str:
-    """Return a share in words that do not claim more digits than matter.
-
-    >>> percent(0.4129), percent(0.0312), percent(0.003), percent(1e-6), percent(0.0)
-    ('41 %', '3.1 %', '0.3 %', '<0.01 %', '0 %')
-    """
-    if share == 0.0:
-        return "0 %"
-    if share < 1e-4:
-        return "<0.01 %"
-    if share < 0.01:
-        return f"{100.0 * share:.1g} %"
-    return f"{100.0 * share:.{0 if share >= 0.1 else 1}f} %"

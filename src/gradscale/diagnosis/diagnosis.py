@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradscale.core.alarms import TOP, exponent
-from gradscale.core.findings import Finding, Health, by_severity
-from gradscale.core.judging import Judge
-from gradscale.core.summary import folded, mended
-from gradscale.core.verdicts import StepRecord, Verdict
+from gradscale.core.records import StepRecord, Verdict
 from gradscale.diagnosis.culprits import NOBODY, Culprit, Culprits, Place, tensors_in
 from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.placing import with_place
 from gradscale.diagnosis.records import Bounds, Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
 from gradscale.diagnosis.underflow import Meter, Underflow
+from gradscale.judge.findings import Finding, Health, by_severity
+from gradscale.judge.judge import Judge
+from gradscale.judge.summary import folded, mended
+from gradscale.judge.trend import TOP, exponent
 from gradscale.runfile import Run, StepRow
 
 # Between two reports of progress.

@@ -3,14 +3,14 @@
 from itertools import islice
 from typing import Any, NamedTuple
 
-from gradscale.core.findings import Finding, Health
-from gradscale.core.judging import Judge
-from gradscale.core.summary import mended
-from gradscale.core.verdicts import Verdict
+from gradscale.core.records import Verdict
 from gradscale.diagnosis.culprits import NOBODY, Culprits, tensors_in
 from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.records import Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Timeline
+from gradscale.judge.findings import Finding, Health
+from gradscale.judge.judge import Judge
+from gradscale.judge.summary import mended
 from gradscale.runfile import Run, StepRow
 
 # Steps that are read before a viewer gets to see something: about half a second.

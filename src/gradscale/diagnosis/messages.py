@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from gradscale.core.catalogue import BY_CODE
-from gradscale.core.findings import SEVERITY, Finding
+from gradscale.judge.catalogue import BY_CODE
+from gradscale.judge.findings import SEVERITY, Finding
 from gradscale.runfile import EventRow
 
 # Findings that are always hopeless; a recorded one does not say.

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from gradscale.core.advice import advice_for
-from gradscale.core.findings import Finding
 from gradscale.diagnosis.culprits import Culprits, Place
+from gradscale.judge.advice import advice_for
+from gradscale.judge.findings import Finding
 
 # Findings that something was not finite, and so have such a place.
 _PLACED = ("GS201", "GS202", "GS203", "GS205", "GS207", "GS208", "GS210")

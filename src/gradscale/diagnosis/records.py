@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gradscale.core.verdicts import COLLAPSED_AFTER, LOST_TOO_MUCH, StepRecord, Verdict
+from gradscale.core.records import COLLAPSED_AFTER, LOST_TOO_MUCH, StepRecord, Verdict
 from gradscale.runfile import StepRow
 
 _OK = Verdict.OK.code

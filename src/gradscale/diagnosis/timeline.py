@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from gradscale.core.alarms import FALL, exponent
-from gradscale.core.verdicts import Verdict
+from gradscale.core.records import Verdict
+from gradscale.judge.trend import FALL, exponent
 
 VERDICTS = tuple(Verdict)
 _INDEX = {verdict: place for place, verdict in enumerate(VERDICTS)}

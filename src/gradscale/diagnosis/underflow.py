@@ -4,11 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gradscale.core.findings import power
-from gradscale.core.flushed import Flushed, closest_pair, estimate_flushed
-from gradscale.core.hidden_zeros import Tally, hidden_zeros, lost_share, tally_of
-from gradscale.core.scale_advice import percent
-from gradscale.core.underflow import (
+from gradscale.core.exponent_histogram import (
     TOLERATED,
     Histogram,
     fate,
@@ -17,6 +13,9 @@ from gradscale.core.underflow import (
     pooled,
     shift_between,
 )
+from gradscale.core.flushed import Flushed, closest_pair, estimate_flushed
+from gradscale.core.flushed_zeros import Tally, hidden_zeros, lost_share, tally_of
+from gradscale.core.formatting import percent, power
 from gradscale.runfile import LOWEST_EXPONENT, SampleRow
 
 # Other scales that the table shows, in bits from the present one.

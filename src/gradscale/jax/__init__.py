@@ -9,8 +9,14 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from gradscale.jax.attempts import retried_value_and_grad
-from gradscale.jax.carrier import (
+from gradscale.jax.culprits import culprits
+from gradscale.jax.differentiation import scaled_value_and_grad, value_and_grad
+from gradscale.jax.last_step import Counts, LastStep
+from gradscale.jax.precision import Precision
+from gradscale.jax.reading import Reading, all_finite, observe
+from gradscale.jax.retry import retried_value_and_grad
+from gradscale.jax.rule import JAX, scale, select, unscale, update
+from gradscale.jax.state import (
     LossScaledState,
     counts,
     current_scale,
@@ -18,12 +24,6 @@ from gradscale.jax.carrier import (
     last,
     raise_if_collapsed,
 )
-from gradscale.jax.culprits import culprits
-from gradscale.jax.differentiation import scaled_value_and_grad, value_and_grad
-from gradscale.jax.last_step import Counts, LastStep
-from gradscale.jax.precision import Precision
-from gradscale.jax.reading import Reading, all_finite, observe
-from gradscale.jax.rule import JAX, scale, select, unscale, update
 
 if TYPE_CHECKING:
     from gradscale.jax.accumulation import MultiSteps

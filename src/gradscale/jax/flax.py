@@ -21,8 +21,8 @@ from flax import struct
 
 from gradscale.core import policies
 from gradscale.core.state import Observed, ScaleState
+from gradscale.jax.grad_tree import gradients_in, wide
 from gradscale.jax.jmp import all_finite
-from gradscale.jax.leaves import gradients_in, wide
 
 __all__ = ["DynamicScale", "DynamicScaleResult"]
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradscale.core.verdicts import StepRecord, Verdict, classify
+from gradscale.core.records import StepRecord, Verdict, classify
 from gradscale.errors import StateError
 
 

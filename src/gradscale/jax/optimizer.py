@@ -13,11 +13,11 @@ from gradscale.core.policies import Policy
 from gradscale.core.state import Observed
 from gradscale.errors import ConfigError, GradientError
 from gradscale.jax.axes import AxisName, all_agree, axes_of
-from gradscale.jax.carrier import LossScaledState, first_state
+from gradscale.jax.grad_tree import Mask, gradients_in, same_places, wide
 from gradscale.jax.last_step import Counts, LastStep, packed
-from gradscale.jax.leaves import Mask, gradients_in, same_places, wide
 from gradscale.jax.reading import read
 from gradscale.jax.rule import multiplied, select, update
+from gradscale.jax.state import LossScaledState, first_state
 
 # The smallest normal f32: XLA takes what is below for 0 on the CPU.
 SMALLEST = 2.0**-126

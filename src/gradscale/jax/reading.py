@@ -10,9 +10,9 @@ from jax import lax
 
 from gradscale.core.state import Observed
 from gradscale.jax.axes import Axes, AxisName, axes_of, left_to_the_compiler
-from gradscale.jax.carrier import scale_of
-from gradscale.jax.leaves import Mask, gradients_in
-from gradscale.jax.sweep import Facts, computed_once, sweep, sweep_together
+from gradscale.jax.grad_tree import Mask, gradients_in
+from gradscale.jax.reduce import Facts, computed_once, sweep, sweep_together
+from gradscale.jax.state import scale_of
 
 # Squares are summed twice, of values made larger and smaller by this factor: one of
 # the sums neither overflows nor vanishes for any norm from 2^-113 to 2^113.

@@ -10,9 +10,9 @@ from gradscale.core.ops import RuleOps
 from gradscale.core.policies import Policy
 from gradscale.core.state import Observed
 from gradscale.errors import GradientError
-from gradscale.jax.carrier import scale_of
-from gradscale.jax.leaves import Mask, gradients_in, wide
+from gradscale.jax.grad_tree import Mask, gradients_in, wide
 from gradscale.jax.reading import Reading
+from gradscale.jax.state import scale_of
 
 
 def _scalar(value: float | int, like: Any) -> jax.Array:

@@ -5,9 +5,9 @@ from collections import Counter
 
 from rich.text import Text
 
-from gradscale.core.verdicts import Verdict
+from gradscale.core.records import Verdict
 from gradscale.diagnosis.timeline import Timeline
-from gradscale.report.looks import LOOKS, ORDER, named, shown_step
+from gradscale.report.style import LOOKS, ORDER, named, shown_step
 
 # The dots of a Braille character, by row and column within it.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))

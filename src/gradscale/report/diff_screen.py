@@ -7,15 +7,15 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradscale.core.findings import power
-from gradscale.core.scale_advice import percent as about
-from gradscale.core.verdicts import Verdict
+from gradscale.core.formatting import percent as about
+from gradscale.core.formatting import power
+from gradscale.core.records import Verdict
 from gradscale.diagnosis import Comparison, Diagnosis
 from gradscale.diagnosis.comparison import Parting
 from gradscale.report.columns import columns_of
-from gradscale.report.looks import LOOKS, named, shown_step
+from gradscale.report.demo_table import percent
 from gradscale.report.run_screen import HEALTH_STYLE
-from gradscale.report.tables import percent
+from gradscale.report.style import LOOKS, named, shown_step
 
 _NOTHING = "–"
 

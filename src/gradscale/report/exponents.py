@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from gradscale.core.findings import power
-from gradscale.core.scale_advice import percent as about
+from gradscale.core.formatting import percent as about
+from gradscale.core.formatting import power
 from gradscale.diagnosis.underflow import Underflow
-from gradscale.report.figures import alt
-from gradscale.report.looks import shown_step
-from gradscale.report.tables import percent
+from gradscale.report.demo_figure import alt
+from gradscale.report.demo_table import percent
+from gradscale.report.style import shown_step
 from gradscale.runfile import BINS, LOWEST_EXPONENT
 
 QUIET, LINE = "#59636E", "#0072B2"

@@ -3,12 +3,12 @@
 import math
 from typing import Any
 
-from gradscale.core.findings import power
+from gradscale.core.formatting import power
 from gradscale.diagnosis import Diagnosis
 from gradscale.diagnosis.timeline import STEADY
+from gradscale.report.demo_figure import alt
 from gradscale.report.exponents import LINE, QUIET, WIDTH, caption_of, exponent_panel
-from gradscale.report.figures import alt
-from gradscale.report.looks import LOOKS, ORDER, named, phase_look, shown_step
+from gradscale.report.style import LOOKS, ORDER, named, phase_look, shown_step
 
 _INK, _GRID = "#1F2328", "#E8EAED"
 # Pieces of the timeline that are drawn one by one: the figure has no more pixels.

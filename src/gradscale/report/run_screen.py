@@ -8,15 +8,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradscale.core.findings import Finding, Health, power
-from gradscale.core.verdicts import Verdict
+from gradscale.core.formatting import power
+from gradscale.core.records import Verdict
 from gradscale.diagnosis import Diagnosis
 from gradscale.diagnosis.culprits import Culprit
 from gradscale.diagnosis.timeline import STEADY, Phase
+from gradscale.judge.findings import Finding, Health
 from gradscale.report.chart import mark_legend, scale_chart
 from gradscale.report.columns import columns_of, shortened
-from gradscale.report.looks import LOOKS, NORMAL, named, phase_look, shown_step
-from gradscale.report.tables import percent
+from gradscale.report.demo_table import percent
+from gradscale.report.style import LOOKS, NORMAL, named, phase_look, shown_step
 from gradscale.report.underflow_screen import underflow_parts
 
 # Rows of a table beyond which only their number is told.

@@ -7,12 +7,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gradscale.core.alarms import TOP, exponent
-from gradscale.core.findings import power
+from gradscale.core.formatting import power
 from gradscale.diagnosis.following import Follower
+from gradscale.judge.trend import TOP, exponent
 from gradscale.report.chart import mark_legend, scale_chart
-from gradscale.report.looks import LOOKS, named, shown_step
 from gradscale.report.run_screen import HEALTH_STYLE
+from gradscale.report.style import LOOKS, named, shown_step
 
 # Findings that fit below the chart.
 MOST = 3

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from gradscale.core.findings import Finding, power
-from gradscale.core.scale_advice import percent as about
-from gradscale.core.underflow import TOLERATED
+from gradscale.core.exponent_histogram import TOLERATED
+from gradscale.core.formatting import percent as about
+from gradscale.core.formatting import power
 from gradscale.diagnosis.underflow import SHIFTS, Lost, Underflow
+from gradscale.judge.findings import Finding
 from gradscale.report.columns import columns_of, shortened
-from gradscale.report.looks import shown_step
-from gradscale.report.tables import percent
+from gradscale.report.demo_table import percent
+from gradscale.report.style import shown_step
 
 # Rows beyond which only their number is told; half of them for tensors of zeros.
 MOST = 10

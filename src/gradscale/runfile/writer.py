@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 from gradscale.errors import ConfigError, GradscaleWarning
 from gradscale.runfile import forks
+from gradscale.runfile.committer import Committer, Flush
 from gradscale.runfile.creation import path_for_rank, prepare
 from gradscale.runfile.filesystem import journal_for
 from gradscale.runfile.notices import AtEnd, behind, forked, say, stopped
 from gradscale.runfile.rows import TensorSample
 from gradscale.runfile.tables import Detail, Meta, Peaks, Samples, StepTuple, event
 from gradscale.runfile.thinning import due
-from gradscale.runfile.thread import Committer, Flush
 
 # Rows that may wait for the disk: ten minutes of 200 steps a second, about 20 MB.
 BACKLOG = 1 << 17

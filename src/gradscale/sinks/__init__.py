@@ -4,7 +4,7 @@ Each sink is one small class with `see(record, judgement)`, called once a step.
 Importing this room loads none of the libraries: their objects are handed in.
 
 >>> from gradscale import StepRecord
->>> from gradscale.core.judging import Judge
+>>> from gradscale.judge.judge import Judge
 >>> judge, sink = Judge(), CallableSink(lambda step, figures: print(step, figures))
 >>> record = StepRecord(step=1, scale=1024.0, applied=True, finite=True, amax=2047.0)
 >>> sink.see(record, judge.see(record))

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping
 
-from gradscale.core.judging import Judgement
-from gradscale.core.verdicts import StepRecord
+from gradscale.core.records import StepRecord
+from gradscale.judge.judge import Judgement
 from gradscale.sinks.figures import Figures
 
 

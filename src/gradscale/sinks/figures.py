@@ -2,10 +2,10 @@
 
 from collections import deque
 
-from gradscale.core.alarms import TOP, exponent
-from gradscale.core.judging import Judgement
-from gradscale.core.verdicts import StepRecord, Verdict
+from gradscale.core.records import StepRecord, Verdict
 from gradscale.errors import ConfigError
+from gradscale.judge.judge import Judgement
+from gradscale.judge.trend import TOP, exponent
 
 # Steps over which the rate of skips is taken.
 WINDOW = 100

@@ -2,9 +2,9 @@
 
 import logging
 
-from gradscale.core.findings import power
-from gradscale.core.judging import Judgement
-from gradscale.core.verdicts import StepRecord
+from gradscale.core.formatting import power
+from gradscale.core.records import StepRecord
+from gradscale.judge.judge import Judgement
 from gradscale.sinks.figures import Figures
 
 
@@ -16,7 +16,7 @@ class LoggingSink:
     the log record, for formatters that write JSON.
 
     >>> import sys
-    >>> from gradscale.core.judging import Judge
+    >>> from gradscale.judge.judge import Judge
     >>> log = logging.Logger("training")
     >>> log.addHandler(logging.StreamHandler(sys.stdout))
     >>> judge, sink = Judge(), LoggingSink(log, every=2)

@@ -3,8 +3,8 @@
 import os
 from typing import Any, Protocol
 
-from gradscale.core.judging import Judgement
-from gradscale.core.verdicts import StepRecord
+from gradscale.core.records import StepRecord
+from gradscale.judge.judge import Judgement
 from gradscale.sinks.figures import Figures
 
 

@@ -1,8 +1,8 @@
 """Loss scaling for PyTorch: a drop-in for `torch.amp.GradScaler`."""
 
-from gradscale.torch.recording import Recorder
+from gradscale.recording.recorder import Recorder
+from gradscale.torch.attach.watch import watch
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.sharded import ShardedGradScaler
-from gradscale.torch.watching import watch
 
 __all__ = ["GradScaler", "Recorder", "ShardedGradScaler", "watch"]

@@ -23,48 +23,49 @@ from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.errors import ConfigError, GradientError, HopelessRun, ScaleCollapsed
-from gradscale.torch import guards, saving
-from gradscale.torch.agreement import Ranks, Voice
-from gradscale.torch.clipping import (
-    Clip,
-    check_max_norm,
-    clip_of,
-    clip_params_,
-    split_target,
-)
-from gradscale.torch.counting import StepCount, postfix
-from gradscale.torch.culprits import Diagnosis
+from gradscale.recording.recorder import Recorder
+from gradscale.torch import checkpoint, messages
+from gradscale.torch.device_state.flag import Flag
+from gradscale.torch.device_state.host_copy import LateRow, Mailbox
+from gradscale.torch.device_state.layout import Account, Ledger, new_account, new_ledger
+from gradscale.torch.device_state.loss_stats import is_a_loss, note_
+from gradscale.torch.device_state.update import Part, force_scale, settle, settle_idle
 from gradscale.torch.devices import (
     device_type,
     host_may_act,
     is_there,
     warn_disabled,
 )
-from gradscale.torch.diagnosing import diagnose
-from gradscale.torch.flag import Flag
-from gradscale.torch.fused import handed_over, prepare_momentum
-from gradscale.torch.gathering import gather
-from gradscale.torch.gradients import combine_norms
-from gradscale.torch.iteration import Iteration, params_of, skip_of
+from gradscale.torch.grads.clip import (
+    Clip,
+    check_max_norm,
+    clip_of,
+    clip_params_,
+    split_target,
+)
+from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.stats import combine_norms
+from gradscale.torch.grads.unscale import inverse, multiply_
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.readers import Reader
-from gradscale.torch.late_backward import watch_backward
-from gradscale.torch.ledger import Account, Ledger, new_account, new_ledger
-from gradscale.torch.losses import is_a_loss, note_
-from gradscale.torch.mailbox import LateRow, Mailbox
-from gradscale.torch.meter import Meter
-from gradscale.torch.monitor import Monitor
+from gradscale.torch.locate.diagnose import diagnose
+from gradscale.torch.locate.result import Diagnosis
+from gradscale.torch.monitor.model_lookup import Roots, root_of
+from gradscale.torch.monitor.monitor import Monitor
+from gradscale.torch.monitor.process import process_here
 from gradscale.torch.names import names_of
-from gradscale.torch.open_step import OpenStep
-from gradscale.torch.outcomes import DisabledBook, count_of, outcome_of
-from gradscale.torch.paths import Path, Way, path_of, unscales_itself, way_of
-from gradscale.torch.recording import Recorder, recorder_of
-from gradscale.torch.roots import Roots, root_of
+from gradscale.torch.ranks.consensus import Ranks, Voice
+from gradscale.torch.ranks.sharding import lone, ranks_are_there, replicas_of
 from gradscale.torch.scaling import map_outputs, times
-from gradscale.torch.settling import Part, force_scale, settle, settle_idle
-from gradscale.torch.spread import lone, ranks_are_there, replicas_of
-from gradscale.torch.two_owners import unscale_once_
-from gradscale.torch.unscaling import inverse, multiply_
+from gradscale.torch.step.amp_protocol import handed_over, prepare_momentum
+from gradscale.torch.step.backward_check import watch_backward
+from gradscale.torch.step.counting import StepCount, postfix
+from gradscale.torch.step.dispatch import Path, Way, path_of, unscales_itself, way_of
+from gradscale.torch.step.iteration import Iteration, params_of, skip_of
+from gradscale.torch.step.optimizer_step import OpenStep
+from gradscale.torch.step.outcome import DisabledBook, count_of, outcome_of
+from gradscale.torch.step.two_owners import unscale_once_
+from gradscale.torch.underflow.meter import Meter
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -139,14 +140,14 @@ class GradScaler(torch.amp.GradScaler):
         sinks: Iterable[Any] = (),
     ) -> None:
         self._device = device_type(device)
-        guards.check_choice("guard", guard, ("report", "raise"))
-        guards.check_choice("kernels", kernels, ("auto", "plain", "triton"))
+        messages.check_choice("guard", guard, ("report", "raise"))
+        messages.check_choice("kernels", kernels, ("auto", "plain", "triton"))
         self._enabled = bool(enabled)
         if self._enabled and not is_there(self._device):
             warn_disabled(self._device, self._frames_to_caller)
             self._enabled = False
         moves = (init_scale, growth_factor, backoff_factor, growth_interval)
-        self._policy = saving.chosen(policy, moves) if self._enabled else NoScale()
+        self._policy = checkpoint.chosen(policy, moves) if self._enabled else NoScale()
         self._guard = guard
         self._model = model
         self._process_group = process_group
@@ -158,7 +159,7 @@ class GradScaler(torch.amp.GradScaler):
         self._init_growth_tracker = 0
         self._scale: Tensor | None = None
         self._growth_tracker: Tensor | None = None
-        self._resumed = saving.Resumed()
+        self._resumed = checkpoint.Resumed()
         self._loaded = False
         self._begin()
 
@@ -169,11 +170,11 @@ class GradScaler(torch.amp.GradScaler):
         self._readers: dict[int, Reader] = {}
         self._iteration = Iteration()
         self._mailbox = Mailbox()
-        self._watchman = guards.Watchman()
+        self._watchman = messages.Watchman()
         self._monitor = Monitor(
             guard=self._guard,
             model=self._model,
-            recorder=recorder_of(self._record, self._policy, self._model),
+            recorder=self._recorder(),
             sinks=self._sinks,
             kernels=self._kernels,
         )
@@ -185,6 +186,21 @@ class GradScaler(torch.amp.GradScaler):
         )
         self._roots = Roots()
         self._disabled_book = DisabledBook()
+
+    def _recorder(self) -> Recorder | None:
+        """Return the recorder that a user asked for by a path, or gave."""
+        if self._record is None:
+            return None
+        model, given = self._model, self._record
+        recorder = given if isinstance(given, Recorder) else Recorder(given)
+
+        def names() -> list[str]:
+            return (
+                [] if model is None else [name for name, _ in model.named_parameters()]
+            )
+
+        recorder.bind(policy=self._policy, names=names, process=process_here)
+        return recorder
 
     def scale(self, outputs: Any) -> Any:
         """Return the outputs times the scale. No host sync.
@@ -227,7 +243,7 @@ class GradScaler(torch.amp.GradScaler):
     def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
         scale, tracker = self._scale, self._growth_tracker
         if scale is None or tracker is None:
-            raise guards.not_scaled(
+            raise messages.not_scaled(
                 funcname, "_scale" if scale is None else "_growth_tracker"
             )
         return scale, tracker
@@ -251,7 +267,7 @@ class GradScaler(torch.amp.GradScaler):
         if step.unscaled_before and state["stage"] is OptState.UNSCALED:
             return
         if state["stage"] is not OptState.READY:
-            raise guards.unscaled_before(state["stage"] is OptState.STEPPED)
+            raise messages.unscaled_before(state["stage"] is OptState.STEPPED)
         self._read_and_judge(step, self._allow_fp16)
         state["found_inf_per_device"] = self._unscale_grads_(
             optimizer, self._multiplier(step), None, self._allow_fp16
@@ -412,7 +428,7 @@ class GradScaler(torch.amp.GradScaler):
             step = self._open_step(optimizer)
             stage = self._iteration.stage(step)
             if stage is OptState.STEPPED:
-                raise guards.clipped_late(optimizer)
+                raise messages.clipped_late(optimizer)
             ready = stage is OptState.READY
             allow_fp16 = self._allow_fp16 or (ready and unscales_itself(optimizer))
             if step.voice is not None:
@@ -500,11 +516,11 @@ class GradScaler(torch.amp.GradScaler):
             self._disabled_book.step(optimizer)
             return optimizer.step(*args, **kwargs)
         if (args and callable(args[0])) or kwargs.get("closure") is not None:
-            raise guards.closure_given()
+            raise messages.closure_given()
         kwargs.pop("closure", None)
         self._check_scale_growth_tracker("step")
         if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
-            raise guards.stepped_before()
+            raise messages.stepped_before()
         if self._starts_anew() and host_may_act():
             self._watchman.warn_without_state(optimizer, self._init_scale)
         if way_of(optimizer) is Way.OLDER:
@@ -542,7 +558,7 @@ class GradScaler(torch.amp.GradScaler):
             return self._maybe_opt_step(optimizer, state, *args, **kwargs)
         found_inf = skip_of(state, scale.device, step.skip)
         if prepare_momentum(optimizer) and found_inf.item():
-            guards.tell_scheduler(optimizer)
+            messages.tell_scheduler(optimizer)
             return None
         grad_scale = leftover = None
         if state["stage"] is OptState.READY:
@@ -573,7 +589,7 @@ class GradScaler(torch.amp.GradScaler):
             # Nothing was sent ahead, or the decision has changed since.
             skip = bool(skip_of(optimizer_state, scale.device).item())
         if skip:
-            guards.tell_scheduler(optimizer)
+            messages.tell_scheduler(optimizer)
             return None
         return optimizer.step(*args, **kwargs)
 
@@ -613,7 +629,7 @@ class GradScaler(torch.amp.GradScaler):
             self._disabled_book.update()
             return
         scale, ledger = self._books("update")
-        forced = guards.checked_scale(new_scale, self._policy, self._device, scale)
+        forced = messages.checked_scale(new_scale, self._policy, self._device, scale)
         parts, idle = self._parts()
         may_act = host_may_act()
         if parts:
@@ -630,7 +646,7 @@ class GradScaler(torch.amp.GradScaler):
         elif forced is not None:
             force_scale(self._policy, self._state(), ledger, forced)
         elif not idle:
-            raise guards.nothing_to_update()
+            raise messages.nothing_to_update()
         if idle:
             accounts = [self._account(key) for key in idle]
             settle_idle(ledger, accounts, whole=not parts)
@@ -657,7 +673,7 @@ class GradScaler(torch.amp.GradScaler):
 
         For `torch.distributed.algorithms.join.Join([model, scaler])`.
         """
-        from gradscale.torch.joining import ScalerJoinHook
+        from gradscale.torch.ranks.join import ScalerJoinHook
 
         return ScalerJoinHook(self, self.join_process_group)
 
@@ -780,7 +796,7 @@ class GradScaler(torch.amp.GradScaler):
         if model is None:
             model = root_of(params_of(list(self._iteration.settled.values())))
         if model is None:
-            raise guards.no_model()
+            raise messages.no_model()
         return diagnose(model, closure, ledger.used_scale)
 
     def write_bundle(
@@ -911,7 +927,7 @@ class GradScaler(torch.amp.GradScaler):
         Torch's five keys, which `torch.amp.GradScaler` loads, and one more that it
         ignores. Call it after `update()`.
         """
-        return saving.pack_scaler(self) if self._enabled else {}
+        return checkpoint.pack_scaler(self) if self._enabled else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what `state_dict()` of this class or of torch's returned.
@@ -921,14 +937,14 @@ class GradScaler(torch.amp.GradScaler):
         disabled.
         """
         if self._enabled:
-            saving.load_into(self, unpack(state_dict, self._policy))
+            checkpoint.load_into(self, unpack(state_dict, self._policy))
 
     def __getstate__(self) -> dict[str, Any]:
         if self._enabled and self._per_optimizer_states:
-            raise guards.pickled_inside()
+            raise messages.pickled_inside()
         if self._process_group is not None:
-            raise guards.pickled_with_group()
-        return saving.frozen(self)
+            raise messages.pickled_with_group()
+        return checkpoint.frozen(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -994,4 +1010,4 @@ class GradScaler(torch.amp.GradScaler):
     def _report_late_backward(self, params: list[Tensor]) -> None:
         steps = self._iteration.steps.values()
         sources = [self._model, *(step.optimizer for step in steps)]
-        guards.report_late_backward(names_of(params, sources), self._guard == "raise")
+        messages.report_late_backward(names_of(params, sources), self._guard == "raise")

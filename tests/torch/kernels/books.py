@@ -4,8 +4,8 @@ import torch
 
 from gradscale import DynamicScale
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.torch.ledger import new_account, new_ledger
-from gradscale.torch.settling import Part, settle
+from gradscale.torch.device_state.layout import new_account, new_ledger
+from gradscale.torch.device_state.update import Part, settle
 
 
 class Books:

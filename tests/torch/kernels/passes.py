@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels import reference, updating
-from gradscale.torch.kernels.lists import (
+from gradscale.torch.kernels import optimizer_pass as updating
+from gradscale.torch.kernels import reference
+from gradscale.torch.kernels.args import (
     AdamHow,
     AdamLists,
     Handed,

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from gradscale.torch.kernels import reference
+from gradscale.torch.kernels.read import CHUNK
 from gradscale.torch.kernels.readers import Reader
-from gradscale.torch.kernels.reading import CHUNK
 from tests.torch.kernels.passes import read_by
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

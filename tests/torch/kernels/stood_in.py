@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gradscale.torch.kernels.standing_in import StandIn
+from gradscale.torch.kernels.torch_fused_adam import StandIn
 
 ADAM, ADAMW = torch.optim.Adam, torch.optim.AdamW
 SIZES = (3, 1024, 1, 2049)

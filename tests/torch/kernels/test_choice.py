@@ -7,17 +7,14 @@ import pytest
 import torch
 
 from gradscale.errors import ConfigError, GradscaleWarning
-from gradscale.torch import GradScaler, kernels, optim, settling
-from gradscale.torch.kernels import (
-    adam,
-    counting,
-    deciding,
-    momentum,
-    readers,
-    reading,
-    updating,
-)
-from gradscale.torch.kernels import settling as kernel_settling
+from gradscale.torch import GradScaler, kernels, optim
+from gradscale.torch.device_state import update as settling
+from gradscale.torch.kernels import adam, momentum, readers
+from gradscale.torch.kernels import decide as deciding
+from gradscale.torch.kernels import optimizer_pass as updating
+from gradscale.torch.kernels import read as reading
+from gradscale.torch.kernels import step_counter as counting
+from gradscale.torch.kernels import update as kernel_settling
 from tests.torch.training import backward
 
 CPU, CUDA, META = (torch.device(kind) for kind in ("cpu", "cuda", "meta"))

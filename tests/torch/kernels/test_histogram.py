@@ -26,7 +26,7 @@ from gradscale.torch.kernels.plain_histogram import (
     tallied_on_device,
     tallied_on_host,
 )
-from gradscale.torch.kernels.tables import Table
+from gradscale.torch.kernels.pointer_table import Table
 from tests.torch.kernels.passes import bits, values
 from tests.torch.kernels.reads import DTYPES, INF_BITS, INT, SIZES, dtypes
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from gradscale.torch import GradScaler, losses
+from gradscale.torch import GradScaler
+from gradscale.torch.device_state import loss_stats as losses
+from gradscale.torch.device_state.layout import new_ledger
 from gradscale.torch.kernels import noting
-from gradscale.torch.ledger import new_ledger
 from tests.torch.training import INF, NAN, planted
 
 LOSSES = [0.0, -0.0, 1.5, -(2.0**-24), 60000.0, INF, -INF, NAN]

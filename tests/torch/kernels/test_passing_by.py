@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from gradscale import DynamicScale
 from gradscale.runfile import open_run
-from gradscale.torch import GradScaler, ledger
-from gradscale.torch.calm import Calm
-from gradscale.torch.letters import CALM_AT, opened
-from gradscale.torch.mailbox import LAG, Mailbox
+from gradscale.torch import GradScaler
+from gradscale.torch.device_state import layout as ledger
+from gradscale.torch.device_state.calm import Calm
+from gradscale.torch.device_state.host_copy import LAG, Mailbox
+from gradscale.torch.device_state.letters import CALM_AT, opened
 from tests.torch.kernels.books import Books
-from tests.torch.kernels.test_settling import STEPS
+from tests.torch.kernels.test_update import STEPS
 from tests.torch.training import INF, NAN, planted
 
 # The interpreter computes by NumPy, which warns where a GPU does not.

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscale.torch import GradScaler, optim
-from gradscale.torch.kernels.reading import CHUNK
+from gradscale.torch.kernels.read import CHUNK
 from tests.torch.kernels.passes import bits, values
 
 INF, NAN = math.inf, math.nan

@@ -5,7 +5,7 @@ import torch
 
 from gradscale.torch import looks
 from gradscale.torch.kernels.plans import Plans, is_dense
-from gradscale.torch.kernels.tables import Staging
+from gradscale.torch.kernels.pointer_table import Staging
 from tests.torch.kernels.passes import (
     ADAM,
     SGD,

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from gradscale import DynamicScale, GradscaleWarning
 from gradscale.torch import GradScaler, kernels
-from gradscale.torch.kernels import settling
-from gradscale.torch.ledger import RING
-from gradscale.torch.letters import Letter
-from gradscale.torch.mailbox import LAG, Mailbox
+from gradscale.torch.device_state.host_copy import LAG, Mailbox
+from gradscale.torch.device_state.layout import RING
+from gradscale.torch.device_state.letters import Letter
+from gradscale.torch.kernels import update as settling
 from tests.torch.kernels.books import Books
-from tests.torch.kernels.test_settling import STEPS
+from tests.torch.kernels.test_update import STEPS
 from tests.torch.training import INF, NAN, iterate
 
 # The interpreter computes by NumPy, which warns where a GPU does not.
@@ -117,7 +117,9 @@ def test_a_kernel_that_fails_leaves_the_letter_and_a_copy_is_posted(
     monkeypatch.setattr(settling, "_settle", broken)
     monkeypatch.setattr(kernels, "_broken", None)
     monkeypatch.setattr(kernels, "usable", lambda kinds, device: True)
-    monkeypatch.setattr("gradscale.torch.settling.usable", lambda kinds, device: True)
+    monkeypatch.setattr(
+        "gradscale.torch.device_state.update.usable", lambda kinds, device: True
+    )
     post = Post(device, "auto")
     with pytest.warns(GradscaleWarning, match="cannot compile"):
         post.update()

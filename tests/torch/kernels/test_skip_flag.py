@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from gradscale.torch.kernels import standing_in
-from gradscale.torch.kernels.lists import AdamHow
-from gradscale.torch.kernels.standing_in import SkipFlag, StandIn
+from gradscale.torch.kernels import torch_fused_adam as standing_in
+from gradscale.torch.kernels.args import AdamHow
+from gradscale.torch.kernels.torch_fused_adam import SkipFlag, StandIn
 from tests.torch.kernels.stood_in import (
     ADAMW,
     assert_same,

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from gradscale import DynamicScale, GradscaleError, StaticScale
-from gradscale.core.catalogue import BY_CODE
+from gradscale.judge.catalogue import BY_CODE
 from gradscale.torch import GradScaler
 from tests.torch.parallel.fault_cases import WAYS
 from tests.torch.parallel.launch import Cases

@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from gradscale import ConfigError
-from gradscale.torch.spread import spread_of
+from gradscale.torch.ranks.sharding import spread_of
 from tests.torch.parallel.launch import Cases
 
 CASES = Cases()

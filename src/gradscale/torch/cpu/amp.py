@@ -1,6 +1,6 @@
 """`torch.cpu.amp.GradScaler`: the scaler with the older signature."""
 
-from gradscale.torch.older import OlderGradScaler
+from gradscale.torch.compat import OlderGradScaler
 
 __all__ = ["GradScaler"]
 

@@ -12,7 +12,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels.chunks import (
+from gradscale.torch.kernels.args import AdamHow, Handed
+from gradscale.torch.kernels.launch import launched
+from gradscale.torch.kernels.pointer_table import Table
+from gradscale.torch.kernels.pointers import (
     address,
     locate,
     one_minus_exp,
@@ -20,10 +23,7 @@ from gradscale.torch.kernels.chunks import (
     unscaled,
     within,
 )
-from gradscale.torch.kernels.launching import launched
-from gradscale.torch.kernels.lists import AdamHow, Handed
-from gradscale.torch.kernels.reading import TRITON_DTYPES
-from gradscale.torch.kernels.tables import Table
+from gradscale.torch.kernels.read import TRITON_DTYPES
 
 # Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
 CHUNK = 1024

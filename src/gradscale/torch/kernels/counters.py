@@ -8,7 +8,7 @@ from torch import Tensor
 from gradscale.torch import looks
 from gradscale.torch.kernels import Kernels, fall_back, on, plain_histogram, usable
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
-from gradscale.torch.kernels.tables import TableCache
+from gradscale.torch.kernels.pointer_table import TableCache
 
 
 class Counter:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels.tables import Table
+from gradscale.torch.kernels.pointer_table import Table
 
 
 class Tiling(NamedTuple):

@@ -15,10 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels.chunks import address, locate, pointer, within
-from gradscale.torch.kernels.launching import launched
-from gradscale.torch.kernels.lists import AdamHow
-from gradscale.torch.kernels.tables import Table
+from gradscale.torch.kernels.args import AdamHow
+from gradscale.torch.kernels.launch import launched
+from gradscale.torch.kernels.pointer_table import Table
+from gradscale.torch.kernels.pointers import address, locate, pointer, within
 
 # Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json. By 512
 # and 2 it is 2 % faster there, 0.2 % in a step, and the table is twice as long.

@@ -9,10 +9,10 @@ import triton.language as tl
 from torch import Tensor
 
 from gradscale.torch.kernels import plain_histogram as slots
-from gradscale.torch.kernels.chunks import locate, pointer
-from gradscale.torch.kernels.launching import launched
-from gradscale.torch.kernels.reading import TRITON_DTYPES
-from gradscale.torch.kernels.tables import Table
+from gradscale.torch.kernels.launch import launched
+from gradscale.torch.kernels.pointer_table import Table
+from gradscale.torch.kernels.pointers import locate, pointer
+from gradscale.torch.kernels.read import TRITON_DTYPES
 
 # As in the read of gradients.
 CHUNK = 8192

@@ -10,17 +10,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels.chunks import (
+from gradscale.torch.kernels.args import Handed, LionHow, SgdHow
+from gradscale.torch.kernels.launch import launched
+from gradscale.torch.kernels.pointer_table import Table
+from gradscale.torch.kernels.pointers import (
     address,
     locate,
     pointer,
     unscaled,
     within,
 )
-from gradscale.torch.kernels.launching import launched
-from gradscale.torch.kernels.lists import Handed, LionHow, SgdHow
-from gradscale.torch.kernels.reading import TRITON_DTYPES
-from gradscale.torch.kernels.tables import Table
+from gradscale.torch.kernels.read import TRITON_DTYPES
 
 # As in adam.py, whose pass moves more bytes for each element.
 CHUNK = 1024

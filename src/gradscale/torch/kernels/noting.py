@@ -4,9 +4,9 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from gradscale.torch.device_state.layout import KEPT, Ledger
 from gradscale.torch.kernels import on
-from gradscale.torch.kernels.launching import launched
-from gradscale.torch.ledger import KEPT, Ledger
+from gradscale.torch.kernels.launch import launched
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradscale.torch.devices import host_value
 from gradscale.torch.kernels import reference
-from gradscale.torch.kernels.lists import (
+from gradscale.torch.kernels.args import (
     AdamHow,
     AdamLists,
     Handed,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradscale.torch import looks
-from gradscale.torch.kernels.tables import Table, TableCache
+from gradscale.torch.kernels.pointer_table import Table, TableCache
 
 
 class Plan(NamedTuple):

@@ -12,8 +12,8 @@ from gradscale.torch.kernels import Kernels, fall_back, on, reference, usable
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
-from gradscale.torch.kernels.standing_in import StandIn
-from gradscale.torch.kernels.tables import TableCache
+from gradscale.torch.kernels.pointer_table import TableCache
+from gradscale.torch.kernels.torch_fused_adam import StandIn
 from gradscale.torch.looks.plain import Numbers
 
 # From here on the looks are worth a compiler's time: 0.2 ms a step and more.
@@ -81,7 +81,7 @@ class Reader:
         """
         if facts.parts is not None and usable(self._kernels, scale.device):
             try:
-                from gradscale.torch.kernels.deciding import decide
+                from gradscale.torch.kernels.decide import decide
 
                 with on(scale.device):
                     return decide(facts, scale, max_norm)
@@ -98,7 +98,7 @@ class Reader:
         numels: Numbers | None,
         place: int,
     ) -> TensorFacts:
-        from gradscale.torch.kernels.reading import CHUNK, read_tensors
+        from gradscale.torch.kernels.read import CHUNK, read_tensors
 
         key = *kind, place
         if key not in self._caches:

@@ -3,7 +3,7 @@
 The passes of the optimizers take any strides, one tensor at a time, so that no more
 than a few temporaries of one tensor's size exist at once. Their arithmetic is in the
 dtype of the state: f32, or f64 for f64 parameters. The end of a step is in
-`gradscale.torch.settling`.
+`gradscale.torch.device_state.update`.
 """
 
 import math
@@ -12,9 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels.decision import Decision
-from gradscale.torch.kernels.facts import TensorFacts
-from gradscale.torch.kernels.lists import (
+from gradscale.torch.kernels.args import (
     AdamHow,
     AdamLists,
     Handed,
@@ -22,6 +20,8 @@ from gradscale.torch.kernels.lists import (
     MomentumLists,
     SgdHow,
 )
+from gradscale.torch.kernels.decision import Decision
+from gradscale.torch.kernels.facts import TensorFacts
 
 # The smallest normal f32: below, a multiplier loses digits and ends at 0.
 SMALLEST_MULTIPLIER = 2.0**-126

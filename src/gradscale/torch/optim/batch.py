@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradscale.torch import looks
-from gradscale.torch.kernels.lists import Seen
-from gradscale.torch.kernels.updating import Plans
-from gradscale.torch.optim.entries import MASTER
+from gradscale.torch.kernels.args import Seen
+from gradscale.torch.kernels.optimizer_pass import Plans
+from gradscale.torch.optim.state import MASTER
 
 _DTYPE, _LAYOUT = attrgetter("dtype"), attrgetter("layout")
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gradscale.errors import GradientError, StateError
 from gradscale.torch import looks
-from gradscale.torch.kernels.lists import Seen
-from gradscale.torch.kernels.updating import Plans
+from gradscale.torch.kernels.args import Seen
+from gradscale.torch.kernels.optimizer_pass import Plans
 from gradscale.torch.names import names_of
 from gradscale.torch.optim.batch import (
     Batch,
@@ -20,7 +20,7 @@ from gradscale.torch.optim.batch import (
     like_its_parameter,
     plain,
 )
-from gradscale.torch.optim.entries import (
+from gradscale.torch.optim.state import (
     MASTER,
     STEP,
     WIDE,

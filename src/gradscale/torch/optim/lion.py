@@ -6,11 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.lists import Handed, LionHow, MomentumLists
-from gradscale.torch.kernels.updating import lion_
+from gradscale.torch.kernels.args import Handed, LionHow, MomentumLists
+from gradscale.torch.kernels.optimizer_pass import lion_
+from gradscale.torch.optim.base import OnePass
 from gradscale.torch.optim.batch import Batch
-from gradscale.torch.optim.entries import MASTER
-from gradscale.torch.optim.one_pass import OnePass
 from gradscale.torch.optim.settings import (
     check_betas,
     check_lr,
@@ -18,6 +17,7 @@ from gradscale.torch.optim.settings import (
     number,
     rate_on,
 )
+from gradscale.torch.optim.state import MASTER
 
 
 class Lion(OnePass):

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.lists import Handed, MomentumLists, SgdHow
-from gradscale.torch.kernels.updating import sgd_
+from gradscale.torch.kernels.args import Handed, MomentumLists, SgdHow
+from gradscale.torch.kernels.optimizer_pass import sgd_
+from gradscale.torch.optim.base import OnePass
 from gradscale.torch.optim.batch import Batch
-from gradscale.torch.optim.entries import MASTER, STEP
-from gradscale.torch.optim.one_pass import OnePass
 from gradscale.torch.optim.settings import (
     check_lr,
     check_momentum,
@@ -19,6 +18,7 @@ from gradscale.torch.optim.settings import (
     number,
     rate_on,
 )
+from gradscale.torch.optim.state import MASTER, STEP
 
 BUFFER = "momentum_buffer"
 

@@ -1,0 +1,28 @@
+"""Numbers as text: scales as powers of two, shares as percentages."""
+
+import math
+
+
+def power(scale: float) -> str:
+    """Write a scale as people say it.
+
+    >>> power(65536.0), power(2.0**-24), power(1000.0)
+    ('2^16', '2^-24', '1000')
+    """
+    mantissa, exponent = math.frexp(scale)
+    return f"2^{exponent - 1}" if mantissa == 0.5 else f"{scale:g}"
+
+
+def percent(share: float) -> str:
+    """Return a share in words that do not claim more digits than matter.
+
+    >>> percent(0.4129), percent(0.0312), percent(0.003), percent(1e-6), percent(0.0)
+    ('41 %', '3.1 %', '0.3 %', '<0.01 %', '0 %')
+    """
+    if share == 0.0:
+        return "0 %"
+    if share < 1e-4:
+        return "<0.01 %"
+    if share < 0.01:
+        return f"{100.0 * share:.1g} %"
+    return f"{100.0 * share:.{0 if share >= 0.1 else 1}f} %"

@@ -1,0 +1,117 @@
+"""What a step's record means: one pure classifier, live and on files."""
+
+from enum import Enum
+from typing import NamedTuple
+
+
+class Verdict(Enum):
+    """The judgement on one step; `code` is its entry in the catalogue.
+
+    `GENUINE` shows only over several steps: `gradscale.judge.judge` gives it.
+    """
+
+    OK = "GS000"
+    CALIBRATING = "GS002"
+    PROBING = "GS003"
+    NO_GRADIENTS = "GS103"
+    OVERFLOW = "GS201"
+    COLLAPSE = "GS202"
+    FORWARD_NONFINITE = "GS203"
+    NORM_OVERFLOW = "GS204"
+    LOSS_OVERFLOW = "GS206"
+    WEIGHTS_NONFINITE = "GS207"
+    GENUINE = "GS208"
+    UNDERFLOW = "GS209"
+
+    @property
+    def code(self) -> str:
+        """The code that `gradscale explain` knows."""
+        return self.value
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class StepRecord(NamedTuple):
+    """One step's facts, on the host.
+
+    Attributes:
+        step: Which `update()` this was, counted from 1.
+        scale: The scale that multiplied the loss.
+        applied: A step was taken and no optimizer's gradients were bad.
+        finite: Every gradient element was finite and stayed so when unscaled.
+        loss_finite: The loss was finite before it was scaled.
+        norm_finite: The gradient norm, if one was asked for, is a usable f32.
+        read: Some gradient was read at all.
+        calibrated: A finite step had been seen before this one.
+        grown: The scale had been raised by the step before this one.
+        floor_steps: Steps in a row, this one included, that were not finite at the
+            lowest scale the policy allows.
+        amax: The largest magnitude among the scaled gradients.
+        grad_norm: The norm of the unscaled gradients; None if nobody asked for it.
+        scaled_loss_finite: The loss, once scaled, was still finite in its dtype.
+        weights_finite: Every weight that was looked at was finite.
+        nan: A gradient was NaN, not only infinite.
+        loss: The loss before it was scaled; None if nobody read it.
+        lost: The share of gradient elements too small for float16 at this scale;
+            None if this step was not sampled.
+    """
+
+    step: int
+    scale: float
+    applied: bool
+    finite: bool
+    loss_finite: bool = True
+    norm_finite: bool = True
+    read: bool = True
+    calibrated: bool = True
+    grown: bool = False
+    floor_steps: int = 0
+    amax: float = 0.0
+    grad_norm: float | None = None
+    scaled_loss_finite: bool = True
+    weights_finite: bool = True
+    nan: bool = False
+    loss: float | None = None
+    lost: float | None = None
+
+
+# One overflow at the floor may be one bad batch; three in a row are not.
+COLLAPSED_AFTER = 3
+# Five recorded runs lost less than 0.02 percent of their elements at the largest scale
+# that fits and at most 14 percent 16 bits below it. SSD lost 31 percent without a
+# scale and diverged: https://arxiv.org/abs/1710.03740.
+LOST_TOO_MUCH = 0.2
+
+
+def classify(record: StepRecord) -> Verdict:
+    """Judge one step from its record alone. Pure.
+
+    >>> classify(StepRecord(step=1, scale=65536.0, applied=True, finite=True))
+    <Verdict.OK: 'GS000'>
+    """
+    if not record.read:
+        return Verdict.NO_GRADIENTS
+    if record.floor_steps >= COLLAPSED_AFTER:
+        return Verdict.COLLAPSE
+    # The cause before what follows from it: weights, loss, gradients, norm.
+    if not record.weights_finite:
+        return Verdict.WEIGHTS_NONFINITE
+    if not record.loss_finite:
+        return Verdict.FORWARD_NONFINITE
+    return _judge_finite(record) if record.finite else _judge_skipped(record)
+
+
+def _judge_finite(record: StepRecord) -> Verdict:
+    if not record.norm_finite:
+        return Verdict.NORM_OVERFLOW
+    vanish = record.lost is not None and record.lost >= LOST_TOO_MUCH
+    return Verdict.UNDERFLOW if vanish else Verdict.OK
+
+
+def _judge_skipped(record: StepRecord) -> Verdict:
+    if not record.scaled_loss_finite:
+        return Verdict.LOSS_OVERFLOW
+    if not record.calibrated:
+        return Verdict.CALIBRATING
+    return Verdict.PROBING if record.grown else Verdict.OVERFLOW

@@ -1,0 +1,236 @@
+"""The states that carry a scale, and how it is found in them."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradscale.core.policies import Policy
+from gradscale.core.records import Verdict
+from gradscale.core.state import FixedState, ScaleState
+from gradscale.errors import ConfigError, ScaleCollapsed, StateError
+from gradscale.jax.last_step import Counts, LastStep, before_the_first, packed, unpacked
+
+# The inverse of a larger scale is subnormal, and XLA flushes subnormals on the CPU.
+HIGHEST_SCALE = 2.0**126
+
+
+class LossScaledState(NamedTuple):
+    """The state of `loss_scaled`: arrays only, and those of the wrapped transform.
+
+    Few arrays, because each costs the host some microseconds a step.
+
+    Attributes:
+        rule: The policy's state; its first field is the scale for the next loss.
+        counts: i32[4], the fields of `Counts`.
+        facts: f32[9 + n], what the last step showed; read it through `last`.
+        inner: The state of the wrapped transform, as of the last applied step.
+    """
+
+    rule: FixedState | ScaleState
+    counts: jax.Array
+    facts: jax.Array
+    inner: Any
+
+    @property
+    def counted(self) -> Counts:
+        """The counts by name."""
+        return Counts(*jnp.moveaxis(_array(self.counts), -1, 0))
+
+    @property
+    def applied_steps(self) -> jax.Array:
+        """i32[], steps taken."""
+        return self.counted.applied
+
+    @property
+    def skipped_steps(self) -> jax.Array:
+        """i32[], steps left out because something was not finite."""
+        return self.counted.skipped
+
+    @property
+    def retried_steps(self) -> jax.Array:
+        """i32[], attempts that were repeated at a lower scale."""
+        return self.counted.retried
+
+    @property
+    def last(self) -> LastStep:
+        """What became of the last step."""
+        return unpacked(_array(self.facts), self.counted)
+
+
+def scale_of(carrier: Any) -> jax.Array:
+    """Return f32[], the scale that a policy's state, a number or an optimizer holds."""
+    if isinstance(carrier, (FixedState, ScaleState)):
+        return _array(carrier.scale)
+    if isinstance(carrier, (int, float, jax.Array, np.ndarray, np.generic)):
+        return jnp.asarray(carrier, jnp.float32)
+    return current_scale(carrier)
+
+
+def current_scale(opt_state: Any) -> jax.Array:
+    """Return f32[], the scale to multiply the next loss by. Never waits.
+
+    Args:
+        opt_state: The state of an optimizer with one `loss_scaled` in it, however
+            deeply wrapped, or an `nnx.Optimizer`.
+
+    Raises:
+        StateError: There is no `loss_scaled` in it, or more than one.
+
+    >>> import optax
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import loss_scaled
+    >>> optimizer = optax.chain(loss_scaled(optax.sgd(0.1), DynamicScale()))
+    >>> float(current_scale(optimizer.init(jnp.ones(2))))
+    65536.0
+    """
+    return _array(only_state(opt_state).rule.scale)
+
+
+def last(opt_state: Any) -> LastStep:
+    """Return what became of the last step. Never waits; reading a field may.
+
+    Raises:
+        StateError: There is no `loss_scaled` in the state, or more than one.
+
+    >>> import optax
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import loss_scaled
+    >>> optimizer = loss_scaled(optax.sgd(0.1), DynamicScale())
+    >>> _, state = optimizer.update(jnp.ones(2) / 0.0, optimizer.init(jnp.ones(2)))
+    >>> bool(last(state).applied), str(last(state).verdict)
+    (False, 'calibrating')
+    """
+    return only_state(opt_state).last
+
+
+def counts(opt_state: Any) -> Counts:
+    """Return how many steps were applied, skipped and retried. Never waits.
+
+    Raises:
+        StateError: There is no `loss_scaled` in the state, or more than one.
+
+    >>> import optax
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import loss_scaled
+    >>> optimizer = loss_scaled(optax.sgd(0.1), DynamicScale())
+    >>> _, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))
+    >>> int(counts(state).applied), int(counts(state).skipped)
+    (1, 0)
+    """
+    return only_state(opt_state).counted
+
+
+def raise_if_collapsed(opt_state: Any) -> None:
+    """Raise if the scale sits at its floor and steps are still skipped. Waits.
+
+    Raises:
+        ScaleCollapsed: Three steps in a row were not finite at the lowest scale.
+        StateError: There is no `loss_scaled` in the state, or more than one.
+
+    >>> import optax
+    >>> from gradscale import DynamicScale
+    >>> from gradscale.jax import loss_scaled
+    >>> policy = DynamicScale(init_scale=1.0, min_scale=1.0)
+    >>> optimizer = loss_scaled(optax.sgd(0.1), policy)
+    >>> state = optimizer.init(jnp.ones(2))
+    >>> for _ in range(3):
+    ...     _, state = optimizer.update(jnp.ones(2) / 0.0, state)
+    >>> raise_if_collapsed(state)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    gradscale.errors.ScaleCollapsed: The scale has fallen to its floor of 1 ...
+    """
+    step = last(opt_state)
+    if step.verdict is Verdict.COLLAPSE:
+        record = step.record
+        raise ScaleCollapsed(
+            f"The scale has fallen to its floor of {record.scale:g} and the gradients "
+            f"were still not finite, {record.floor_steps} steps in a row up to step "
+            f"{record.step}. A lower scale cannot help: the trouble is in the model, "
+            "the data or the loss. Look at culprits(last(opt_state), params); the "
+            "weights are those of the last applied step.",
+            code="GS202",
+        )
+
+
+def only_state(tree: Any) -> LossScaledState:
+    """Return the one `LossScaledState` in a tree.
+
+    Raises:
+        StateError: There is none, or more than one.
+    """
+    leaves = jax.tree.leaves(tree, is_leaf=_is_state)
+    found = [leaf for leaf in leaves if _is_state(leaf)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise StateError(
+            f"There is no state of loss_scaled in this {type(tree).__name__}. The "
+            "scale lives in the state of the optimizer that loss_scaled returned. "
+            "Pass what its init() or update() returned; a checkpoint must be restored "
+            "into such a state, not into plain dicts.",
+            code="GS302",
+        )
+    raise StateError(
+        f"There are {len(found)} states of loss_scaled in this {type(tree).__name__}. "
+        "Each has a scale of its own, and one loss cannot be multiplied by all of "
+        "them. Put a single loss_scaled around multi_transform or chain, or pass the "
+        "part of the state that is meant.",
+        code="GS302",
+    )
+
+
+def replaced(tree: Any, state: LossScaledState) -> Any:
+    """Return the tree with its one `LossScaledState` replaced."""
+    only_state(tree)
+    return jax.tree.map(
+        lambda leaf: state if _is_state(leaf) else leaf, tree, is_leaf=_is_state
+    )
+
+
+def _is_state(node: Any) -> bool:
+    return isinstance(node, LossScaledState)
+
+
+def _array(value: Any) -> jax.Array:
+    """Return an array that flax nnx or a checkpoint may have put into a wrapper."""
+    return jnp.asarray(value)
+
+
+def first_state(policy: Policy, leaves: int, inner: Any) -> LossScaledState:
+    """Return the state before the first step, every array a buffer of its own."""
+    return LossScaledState(
+        rule=init(policy),
+        counts=jnp.zeros(len(Counts._fields), jnp.int32),
+        facts=packed(before_the_first(leaves)),
+        inner=inner,
+    )
+
+
+def init(policy: Policy) -> Any:
+    """Return a policy's first state as strongly typed arrays: f32[] and i32[].
+
+    Raises:
+        ConfigError: The policy allows a scale whose inverse XLA would take for 0.
+
+    >>> from gradscale import DynamicScale
+    >>> init(DynamicScale()).scale.dtype.name
+    'float32'
+    """
+    if policy.max_scale > HIGHEST_SCALE:
+        raise ConfigError(
+            f"max_scale={policy.max_scale:g} is above {HIGHEST_SCALE:g}, which is "
+            "2^126. XLA multiplies by the inverse of the scale and takes what is below "
+            "2^-126 for 0, so every gradient would become 0. Pass a lower max_scale, "
+            "or a lower scale to StaticScale.",
+            code="GS101",
+        )
+    first = policy.init_state()
+    return type(first)(
+        *(
+            jnp.array(value, jnp.float32 if isinstance(value, float) else jnp.int32)
+            for value in first
+        )
+    )

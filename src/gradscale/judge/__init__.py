@@ -1,0 +1,1 @@
+"""The judge of a run: its history in, findings with causes and advice out. Pure."""

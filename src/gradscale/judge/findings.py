@@ -1,0 +1,167 @@
+"""What a run's judge has to say: one finding a phase, never one a skip."""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any, NamedTuple
+
+from gradscale.judge.phrases import in_words
+
+# Most severe first: a cause before what follows from it. Codes that are not listed
+# come after these, normal ones (GS0xx) after all.
+SEVERITY = (
+    "GS207",
+    "GS203",
+    "GS208",
+    "GS202",
+    "GS205",
+    "GS201",
+    "GS210",
+    "GS209",
+    "GS206",
+    "GS204",
+    "GS103",
+)
+_RANK = {code: rank for rank, code in enumerate(SEVERITY)}
+# Where to look when no tensor or module is named.
+_PLACES = {
+    "GS103": "the parameters of the optimizer",
+    "GS203": "the forward pass",
+    "GS204": "the norm of all gradients",
+    "GS206": "the loss",
+    "GS207": "the weights",
+}
+
+
+class Finding(NamedTuple):
+    """One thing a user should know about a run.
+
+    >>> finding = Finding(
+    ...     code="GS206", where="", step=7, since=7, what="the scaled loss overflowed",
+    ...     cost="1 batch lost", evidence={"scale": "2^16"}, advice=("loss.float()",),
+    ...     more="gradscale explain GS206",
+    ... )
+    >>> print(finding.text())
+    GS206 step 7: the scaled loss overflowed
+      where  the loss
+      since  step 7
+      seen   S = 2^16
+      cost   1 batch lost
+      try 1  loss.float()
+      more   gradscale explain GS206
+
+    Attributes:
+        code: Its entry in the catalogue.
+        where: The parameter or module, as `named_modules()` has it; empty if unknown.
+        step: The step at which it was found.
+        since: The step at which it began.
+        what: What happened, in half a line.
+        cost: What it costs the run; empty if nothing.
+        evidence: The facts it stands on: numbers, strings and booleans by name.
+        advice: What to try, in this order; each follows from the evidence.
+        more: The command that tells more.
+        hopeless: No scale can help, and the run will not mend itself.
+    """
+
+    code: str
+    where: str
+    step: int
+    since: int
+    what: str
+    cost: str
+    evidence: Mapping[str, Any]
+    advice: tuple[str, ...]
+    more: str
+    hopeless: bool = False
+
+    @property
+    def normal(self) -> bool:
+        """True if nothing is wrong."""
+        return self.code.startswith("GS0")
+
+    def text(self) -> str:
+        """Return what to print: one line if all is normal, else a short block."""
+        if self.normal:
+            return f"{self.code} {self.what}"
+        rows = [
+            ("where", self.where or _place(self)),
+            ("since", f"step {self.since}"),
+            ("seen", in_words(self.evidence)),
+            ("cost", self.cost),
+            *(
+                (f"try {number}", advice)
+                for number, advice in enumerate(self.advice, start=1)
+            ),
+            ("more", self.more),
+        ]
+        lines = [f"  {name:<6} {value}" for name, value in rows if value]
+        return "\n".join([f"{self.code} step {self.step}: {self.what}", *lines])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the finding as JSON has it."""
+        return {
+            "code": self.code,
+            "where": self.where,
+            "step": self.step,
+            "what": self.what,
+            "evidence": dict(self.evidence),
+            "advice": list(self.advice),
+        }
+
+
+class Health(Enum):
+    """The verdict on a whole run.
+
+    >>> Health.of([]).exit_code
+    0
+    """
+
+    HEALTHY = "healthy"
+    FINDINGS = "findings"
+    COLLAPSE = "collapse"
+
+    @property
+    def exit_code(self) -> int:
+        """What a command that judges a run returns to the shell."""
+        return list(Health).index(self)
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding]) -> "Health":
+        """Sum up the findings of a run."""
+        serious = [finding for finding in findings if not finding.normal]
+        if any(finding.hopeless for finding in serious):
+            return cls.COLLAPSE
+        return cls.FINDINGS if serious else cls.HEALTHY
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings, the most severe first, equals in the order of steps.
+
+    A loss that is not finite is as severe as the collapse that it has caused.
+    """
+    found = list(findings)
+    caused = any(
+        finding.hopeless and finding.evidence.get("loss_finite") is False
+        for finding in found
+    )
+
+    def severity(finding: Finding) -> tuple[bool, bool, int, int]:
+        rank = _RANK.get(finding.code, len(SEVERITY))
+        grave = finding.hopeless or (caused and finding.code == "GS203")
+        return not grave, finding.normal, rank, finding.step
+
+    return sorted(found, key=severity)
+
+
+def _place(finding: Finding) -> str:
+    """Return where to look if no tensor or module is named."""
+    seen = finding.evidence
+    if seen.get("place_tensor") == "input":
+        return "the batch"
+    if seen.get("loss_finite") is False and finding.code == "GS202":
+        return _PLACES["GS203"]
+    if seen.get("culprits") and seen.get("tensors"):
+        return f"{seen['culprits']} of {seen['tensors']} tensors"
+    return _PLACES.get(finding.code, "the backward pass")

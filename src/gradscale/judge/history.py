@@ -1,0 +1,235 @@
+"""The course of a run so far, in a fixed number of scalars."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gradscale.core.records import LOST_TOO_MUCH, StepRecord
+
+# Finite steps in a row after which a run has found its scale, or is well again.
+SETTLED_AFTER = 10
+# Steps after the first finite one in which further overflows still belong to the
+# start: the scale meets batches with larger gradients one by one.
+SETTLING = 100
+# Losses in a row that are more than a few poisoned batches. Live, facts are two steps
+# old: a run is stopped within ten.
+MANY_LOSSES = 8
+# The loss is averaged over as many steps.
+LOSS_MEMORY = 20
+# How far a loss that goes up is above where it was.
+RISEN = 1.5
+# The same of two losses in a row while there are too few for a mean: batches differ.
+FAR_RISEN = 16.0
+# The smallest normal float16: below it digits are lost, and 2^-24 is the last value.
+SMALLEST_NORMAL = 2.0**-14
+
+
+@dataclass(slots=True)
+class Streak:
+    """Steps in a row that have something in common.
+
+    Attributes:
+        length: How many they are; 0 if the last step was not one of them.
+        since: The first of them.
+        origin: The scale from which they started.
+        nan: How many of them had a NaN.
+        held: How many of them had the scale of the one before.
+        last: The scale of the last of them.
+        applied: How many of them were taken.
+        skips: How many were not, in a row, up to the last.
+        after_nan: How many came after the last NaN.
+    """
+
+    length: int = 0
+    since: int = 0
+    origin: float = 0.0
+    nan: int = 0
+    held: int = 0
+    last: float = 0.0
+    applied: int = 0
+    skips: int = 0
+    after_nan: int = 0
+
+    def extend(self, record: StepRecord, origin: float = 0.0) -> None:
+        """Add one step; the first starts from `origin`, or from its own scale."""
+        if self.length == 0:
+            self.since = record.step
+            self.origin = origin or record.scale
+            self.nan = self.held = self.applied = self.skips = self.after_nan = 0
+        elif record.scale == self.last:
+            self.held += 1
+        self.length += 1
+        self.nan += record.nan
+        self.applied += record.applied
+        self.skips = 0 if record.applied else self.skips + 1
+        self.after_nan = 0 if record.nan else self.after_nan + 1
+        self.last = record.scale
+
+    def end(self) -> None:
+        """Forget them: this step was another."""
+        self.length = 0
+
+
+@dataclass(slots=True)
+class Course:
+    """What one run looked like, step by step. Nothing here grows with the run.
+
+    Attributes:
+        step: The number of the last step.
+        steps: Steps with gradients.
+        first_step: The first of them.
+        first_scale: Its scale.
+        settled: The start is over.
+        settling: Steps since the first finite one, until settled.
+        early_skips: Steps that the search for the first scale has cost.
+        finite: Steps that were finite throughout.
+        good_scale: The scale of the last of them.
+        well_at: The last step that ended ten of them in a row; 0 if none did.
+        bad: Steps whose loss was finite and whose gradients were not.
+        loss: Steps whose loss was not finite.
+        none: Steps without a gradient.
+        tiny: Finite steps with no gradient among the float16 normals.
+        lost: Sampled steps, not necessarily neighbours, that lost too much.
+        loss_mean: Mean of the finite losses of late.
+        loss_low: The lowest such mean.
+        losses: Finite losses read.
+        loss_start: The first of them.
+        loss_last: The last of them.
+        loss_before: The one before it.
+        loss_known: Some loss was finite, whether or not it was read.
+        loss_kind: "nan" or "inf", of the last loss that was not finite; empty if
+            nobody read it.
+        culprit: The first tensor that was not finite at the last skip; empty if
+            nobody said.
+        culprits: How many there were.
+    """
+
+    step: int = 0
+    steps: int = 0
+    first_step: int = 0
+    first_scale: float = 0.0
+    settled: bool = False
+    settling: int = 0
+    early_skips: int = 0
+    finite: Streak = field(default_factory=Streak)
+    good_scale: float = 0.0
+    well_at: int = 0
+    bad: Streak = field(default_factory=Streak)
+    loss: Streak = field(default_factory=Streak)
+    none: Streak = field(default_factory=Streak)
+    tiny: Streak = field(default_factory=Streak)
+    lost: Streak = field(default_factory=Streak)
+    loss_mean: float = 0.0
+    loss_low: float = 0.0
+    losses: int = 0
+    loss_start: float = 0.0
+    loss_last: float = 0.0
+    loss_before: float = 0.0
+    loss_known: bool = False
+    loss_kind: str = ""
+    culprit: str = ""
+    culprits: int = 0
+
+    def note(self, record: StepRecord, culprits: Sequence[str]) -> None:
+        """Take one step in."""
+        self.step = record.step
+        if not record.read:
+            self.none.extend(record)
+            return
+        self.none.end()
+        if self.steps == 0:
+            self.first_step, self.first_scale = record.step, record.scale
+            # A resumed run has had its start.
+            self.settled = record.calibrated
+        self.steps += 1
+        if record.loss is not None and math.isfinite(record.loss):
+            self._note_loss(record.loss)
+        if record.loss_finite:
+            self.loss_known = True
+            self.loss.end()
+        else:
+            self.loss_kind = _kind(record.loss)
+            self.loss.extend(record)
+        sound = record.weights_finite and record.loss_finite and record.norm_finite
+        if sound and record.finite:
+            self._note_finite(record)
+        else:
+            self._note_bad(record, culprits)
+        self._settle(record)
+
+    def rising(self) -> bool:
+        """Tell whether the loss, as far as it is known, has gone up for good."""
+        enough = self.losses >= 2 * LOSS_MEMORY
+        return enough and 0.0 < RISEN * self.loss_low < self.loss_mean
+
+    def soared(self) -> bool:
+        """Tell whether the loss has gone up far and at once, while the run is young."""
+        young = 2 <= self.losses < 2 * LOSS_MEMORY
+        lowest = min(self.loss_last, self.loss_before)
+        return young and 0.0 < FAR_RISEN * self.loss_start <= lowest
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, for a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Course":
+        """Return the course that `as_dict` has saved."""
+        course = cls()
+        for name, value in saved.items():
+            streak = isinstance(value, Mapping)
+            setattr(course, name, Streak(**value) if streak else value)
+        return course
+
+    def _note_loss(self, loss: float) -> None:
+        self.losses += 1
+        if self.losses == 1:
+            self.loss_start = loss
+        self.loss_before, self.loss_last = self.loss_last, loss
+        self.loss_mean += (loss - self.loss_mean) / min(self.losses, LOSS_MEMORY)
+        if self.losses <= LOSS_MEMORY or self.loss_mean < self.loss_low:
+            self.loss_low = self.loss_mean
+
+    def _note_finite(self, record: StepRecord) -> None:
+        self.bad.end()
+        self.finite.extend(record)
+        self.good_scale = record.scale
+        if self.finite.length >= SETTLED_AFTER:
+            self.well_at = record.step
+        # An amax of 0 may mean that nobody looked; a norm of 0 does not.
+        known = record.amax > 0.0 or record.grad_norm == 0.0
+        if known and record.amax < SMALLEST_NORMAL:
+            self.tiny.extend(record)
+        else:
+            self.tiny.end()
+        if record.lost is not None and record.lost >= LOST_TOO_MUCH:
+            self.lost.extend(record)
+        elif record.lost is not None:
+            self.lost.end()
+
+    def _note_bad(self, record: StepRecord, culprits: Sequence[str]) -> None:
+        self.finite.end()
+        self.tiny.end()
+        self.culprit = culprits[0] if culprits else ""
+        self.culprits = len(culprits)
+        known = record.finite or not (record.weights_finite and record.loss_finite)
+        if known or not record.scaled_loss_finite:
+            # The cause is not the scale: these steps say nothing about other scales.
+            self.bad.end()
+        else:
+            self.bad.extend(record, self.good_scale)
+
+    def _settle(self, record: StepRecord) -> None:
+        if self.settled:
+            return
+        self.settling += record.calibrated
+        self.early_skips += record.loss_finite and not record.finite
+        late = self.settling >= SETTLING
+        self.settled = late or self.finite.length >= SETTLED_AFTER
+
+
+def _kind(loss: float | None) -> str:
+    if loss is None or math.isfinite(loss):
+        return ""
+    return "nan" if math.isnan(loss) else "inf"

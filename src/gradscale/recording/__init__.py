@@ -1,0 +1,1 @@
+"""Records a run: judge, run file, console and bundle. No framework."""

@@ -1,0 +1,1 @@
+"""Attaches gradscale to scripts and scalers that were written without it."""

@@ -1,0 +1,162 @@
+"""From the scaler's tensors to a checkpoint and back."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gradscale.core.checkpoint import AnyPolicy, Saved, pack
+from gradscale.core.policies import HIGHEST_SCALE, LOWEST_SCALE, DynamicScale
+from gradscale.errors import ConfigError
+from gradscale.torch.device_state.layout import Ledger
+
+if TYPE_CHECKING:
+    from gradscale.torch.scaler import GradScaler
+
+
+# What a copy of the scaler makes anew.
+SHORT_LIVED = (
+    "_ledger",
+    "_accounts",
+    "_readers",
+    "_iteration",
+    "_mailbox",
+    "_watchman",
+    "_ranks",
+    "_monitor",
+    "_roots",
+    "_disabled_book",
+)
+SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+
+
+@dataclass
+class Resumed:
+    """What was loaded and waits for the ledger, which is made with the first loss."""
+
+    debt: int = 0
+    floor_steps: int = 0
+    calibrated: bool = False
+    grown: bool = False
+    tallies: tuple[tuple[int, int], ...] = ()
+
+    def enter(self, ledger: Ledger) -> None:
+        """Write all of it into the ledger."""
+        ledger.debt.fill_(self.debt)
+        ledger.fields.floor_steps.fill_(float(self.floor_steps))
+        ledger.fields.uncalibrated.fill_(float(not self.calibrated))
+        ledger.fields.grown.fill_(float(self.grown))
+        ledger.total.set_tally(*self.total())
+
+    def total(self) -> tuple[int, int]:
+        """Return the counts of the whole run."""
+        return self.tallies[0] if self.tallies else (0, 0)
+
+    def next_tally(self, known: int) -> tuple[int, int]:
+        """Return the counts of the optimizer that comes after `known` others."""
+        own = self.tallies[1:]
+        return own[known] if known < len(own) else (0, 0)
+
+
+def chosen(policy: AnyPolicy | None, moves: tuple[Any, Any, Any, Any]) -> AnyPolicy:
+    """Return the policy that the constructor's arguments ask for.
+
+    Args:
+        policy: The policy, if one was given.
+        moves: Torch's four settings. Torch knows no bounds: an initial scale beyond
+            the default ones is a choice, and the bounds are widened to hold it.
+    """
+    default = DynamicScale()
+    settings = dict(zip(SETTINGS, moves, strict=True))
+    if policy is not None:
+        if any(getattr(default, name) != value for name, value in settings.items()):
+            raise ConfigError(
+                f"Both policy={policy!r} and {settings} were given. Two sets of "
+                "settings cannot both be used. Put the settings into the policy, or "
+                "leave the policy out.",
+                code="GS101",
+            )
+        if not isinstance(policy, AnyPolicy):
+            raise ConfigError(
+                f"policy={policy!r} is a {type(policy).__name__}. The scaler needs "
+                "settings and a rule. Pass DynamicScale(), StaticScale(scale=...) or "
+                "NoScale().",
+                code="GS101",
+            )
+        return policy
+    first = settings["init_scale"]
+    if isinstance(first, (int, float)) and LOWEST_SCALE <= first <= HIGHEST_SCALE:
+        settings["min_scale"] = min(default.min_scale, float(first))
+        settings["max_scale"] = max(default.max_scale, float(first))
+    return DynamicScale(**settings)
+
+
+def saved_of(scaler: "GradScaler") -> Saved:
+    """Return all that a checkpoint holds, on the host. Syncs."""
+    ledger, resumed = scaler._ledger, scaler._resumed
+    facts: dict[str, Any] = {
+        "policy": scaler._policy,
+        "scale": scaler.get_scale(),
+        "finite_steps": scaler._get_growth_tracker(),
+    }
+    if ledger is None:
+        return Saved(**facts, **vars(resumed))
+    accounts = [ledger.total, *scaler._accounts.values()]
+    tallies = [account.counts() for account in accounts]
+    # Optimizers of an earlier run that have not come back yet keep their counts.
+    tallies += resumed.tallies[len(tallies) :]
+    return Saved(
+        **facts,
+        debt=int(ledger.debt.item()),
+        floor_steps=int(ledger.fields.floor_steps.item()),
+        calibrated=not ledger.fields.uncalibrated.item(),
+        grown=bool(ledger.fields.grown.item()),
+        tallies=tuple(tallies),
+    )
+
+
+def pack_scaler(scaler: "GradScaler") -> dict[str, Any]:
+    """Return the scaler's checkpoint."""
+    return pack(saved_of(scaler))
+
+
+def _resumed(saved: Saved) -> Resumed:
+    return Resumed(
+        saved.debt, saved.floor_steps, saved.calibrated, saved.grown, saved.tallies
+    )
+
+
+def load_into(scaler: "GradScaler", saved: Saved) -> None:
+    """Take over a checkpoint that has been checked."""
+    # Facts on their way belong to the run that is left behind.
+    scaler._monitor.hurry()
+    scaler._mailbox.clear()
+    scaler._policy = saved.policy
+    scaler._init_scale = saved.scale
+    scaler._init_growth_tracker = saved.finite_steps
+    scaler._resumed = _resumed(saved)
+    scaler._loaded = True
+    if scaler._scale is None or scaler._growth_tracker is None:
+        return
+    # In place: a captured graph holds these very tensors.
+    scaler._scale.fill_(saved.scale)
+    scaler._growth_tracker.fill_(saved.finite_steps)
+    if scaler._ledger is not None:
+        scaler._resumed.enter(scaler._ledger)
+        scaler._monitor.meter.start(scaler._ledger.total.start)
+        for place, account in enumerate(scaler._accounts.values()):
+            account.set_tally(*scaler._resumed.next_tally(place))
+
+
+def frozen(scaler: "GradScaler") -> dict[str, Any]:
+    """Return what pickle keeps: settings and state, no tensors, not the model."""
+    kept = dict(scaler.__dict__)
+    if scaler._enabled:
+        saved = saved_of(scaler)
+        kept["_init_scale"] = saved.scale
+        kept["_init_growth_tracker"] = saved.finite_steps
+        kept["_resumed"] = _resumed(saved)
+        kept["_loaded"] = scaler._loaded or scaler._ledger is not None
+    kept["_scale"] = kept["_growth_tracker"] = kept["_model"] = None
+    kept["_record"], kept["_sinks"] = None, ()
+    for name in SHORT_LIVED:
+        del kept[name]
+    return kept

@@ -1,0 +1,1 @@
+"""Collects, reads, unscales and clips gradients."""

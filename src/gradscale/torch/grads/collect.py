@@ -1,0 +1,259 @@
+"""Collecting the gradients of some parameters, or refusing them by name."""
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from gradscale.errors import GradientError
+from gradscale.torch import looks
+from gradscale.torch.grads.gathered import Gradients, Places
+from gradscale.torch.looks.plain import REAL_DTYPES
+from gradscale.torch.names import names_of
+
+_GRAD, _VERSION = map(attrgetter, ("grad", "_version"))
+_ORDINARY = frozenset((Tensor, torch.nn.Parameter))
+
+
+def gather(
+    params: Iterable[Tensor],
+    *,
+    allow_fp16: bool,
+    names: Iterable[Any] = (),
+    before: Places | None = None,
+    copies: Mapping[int, float] | None = None,
+) -> Gradients:
+    """Collect the gradients of `params`, refusing by name what cannot be unscaled.
+
+    A sparse gradient is coalesced, and one that is expanded, negated or conjugated on
+    reading, or made in inference mode is written out; all of them replace `.grad`. No
+    host sync.
+
+    Args:
+        params: The parameters; those without a gradient are passed over. A list is
+            kept, not copied.
+        allow_fp16: Accept f16 gradients.
+        names: What `names_of` needs to name a parameter in an error.
+        before: Where those lay that were gathered of the same parameters before:
+            gradients that lie there do not overlap either.
+        copies: As in `Spread`; None where each rank has its own.
+    """
+    params = params if isinstance(params, list) else list(params)
+    if not torch.compiler.is_compiling() and not copies:
+        ordinary = _gather_ordinary(params, allow_fp16, before)
+        if ordinary is not None:
+            return ordinary
+    gradients = _gather_any(params, allow_fp16, names)
+    if not copies:
+        return gradients
+    held_by = [copies.get(id(param), 1.0) for param in gradients.params]
+    return gradients._replace(copies=held_by)
+
+
+def _gather_ordinary(
+    params: list[Tensor], allow_fp16: bool, before: Places | None
+) -> Gradients | None:
+    """Return the gradients if all are dense, contiguous, alike and apart; else None."""
+    kind, addresses = (None, None) if before is None else before
+    found = looks.gather(params, allow_fp16, kind, addresses)
+    if found is None:
+        return None
+    params, tensors, addresses, versions, numels = found
+    kind = tensors[0].device, tensors[0].dtype
+    return Gradients(
+        params, tensors, addresses, versions, kind, len(tensors), numels=numels
+    )
+
+
+@torch.no_grad()
+def _gather_any(
+    params: list[Tensor], allow_fp16: bool, names: Iterable[Any]
+) -> Gradients:
+    owners: list[Tensor] = []
+    tensors: list[Tensor] = []
+    addresses: list[int] = []
+    versions: list[int] = []
+    grads: list[Tensor] = []
+    by_address: dict[int, Tensor] = {}
+    halves: list[Tensor] = []
+    tracing = torch.compiler.is_compiling()
+    present, shared, views = 0, False, False
+    _put_together(params)
+    for param in params:
+        if not isinstance(param, Tensor):
+            raise AssertionError(
+                f"expected param to be torch.Tensor, got {type(param).__name__}"
+            )
+        grad = param.grad
+        if grad is None:
+            continue
+        present += 1
+        if grad.dtype is torch.float16 and not allow_fp16:
+            halves.append(param)
+        if not tracing and (grad.is_neg() or grad.is_inference()):
+            # Its values do not lie in its memory, or writes to it are not counted.
+            grad = param.grad = grad.clone().resolve_neg()
+        if type(grad) is not Tensor or grad.dtype not in REAL_DTYPES:
+            grad = _plain(param, grad, names)
+        elif grad.layout is not torch.strided or not grad.is_contiguous():
+            grad = _strided(param, grad, names)
+        # Not what it was before: one that overlaps itself has been replaced.
+        grads.append(param.grad)  # type: ignore[arg-type]  # there is one
+        if grad.numel() == 0:
+            continue
+        if not tracing:
+            address = grad.data_ptr()
+            if address in by_address:
+                _check_same_view(param, grad, by_address[address], names)
+                shared = True
+                continue
+            by_address[address] = grad
+            views |= grad._is_view()
+            addresses.append(address)
+            versions.append(grad._version)
+        owners.append(param)
+        tensors.append(grad)
+    if halves:
+        raise _fp16_refused(halves, names)
+    # torch.compile knows no arrays; while it traces there is nothing in them.
+    begins = addresses if tracing else looks.numbers(addresses)
+    marks = versions if tracing else looks.numbers(versions)
+    gradients = Gradients(owners, tensors, begins, marks, None, present, shared)
+    if not tracing and not looks.same(grads, tensors):
+        gradients = gradients._replace(wrapped=grads)
+    if views:
+        _check_apart(gradients, names)
+        return gradients._replace(kind=_kind_of(gradients))
+    return gradients
+
+
+def _put_together(params: list[Any]) -> None:
+    """Give each gradient the placements of its parameter; a collective for each.
+
+    Such as those that are sums still apart, after a sequence-parallel layer. All of
+    them before any is refused: the other ranks take part in these collectives, and
+    would wait for one that has raised an error.
+    """
+    # Asking a Tensor for an attribute that it lacks takes a microsecond.
+    for param in params:
+        if type(param) in _ORDINARY or not hasattr(param, "placements"):
+            continue
+        grad, wanted = param.grad, param.placements
+        if grad is not None and grad.placements != wanted:
+            param.grad = grad.redistribute(placements=wanted)
+
+
+def _kind_of(gradients: Gradients) -> tuple[torch.device, torch.dtype] | None:
+    """Return the kind of slices that are all alike, as of DDP's buckets; else None."""
+    params, tensors = gradients.params, gradients.tensors
+    kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
+    alike = (
+        len(kinds) == 1
+        and len(tensors) == gradients.present
+        and looks.same(list(map(_GRAD, params)), tensors)
+        and all(map(Tensor.is_contiguous, tensors))
+    )
+    return kinds.pop() if alike else None
+
+
+def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
+    """Return the plain tensor behind a subclass, a complex or an exotic gradient."""
+    # A part of a sharded one; what a collective has not delivered yet.
+    for unwrap in ("to_local", "wait"):
+        if hasattr(grad, unwrap):
+            grad = getattr(grad, unwrap)()
+    if is_traceable_wrapper_subclass(grad):
+        # It has no memory of its own that could be read or written.
+        raise _refused(param, grad, f"a gradient of class {type(grad).__name__}", names)
+    if grad.is_complex():
+        if grad.layout is not torch.strided:
+            raise _refused(param, grad, "a complex sparse gradient", names)
+        if grad.is_conj() and grad is param.grad:
+            grad = param.grad = grad.resolve_conj()
+        return torch.view_as_real(_strided(param, grad, names))
+    if grad.dtype not in REAL_DTYPES:
+        raise _refused(param, grad, f"a gradient of dtype {grad.dtype}", names)
+    return _strided(param, grad, names)
+
+
+def _strided(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
+    """Return a strided tensor without overlap; `.grad` is replaced where needed."""
+    if grad.layout is torch.sparse_coo:
+        if not grad.is_coalesced():
+            # The sum of duplicates may overflow although none of them does.
+            grad = param.grad = grad.coalesce()
+        return grad._values()
+    if grad.layout is not torch.strided:
+        raise _refused(param, grad, f"a gradient of layout {grad.layout}", names)
+    overlaps = any(
+        stride == 0 and size > 1
+        for stride, size in zip(grad.stride(), grad.shape, strict=True)
+    )
+    if overlaps:
+        grad = param.grad = grad.clone(memory_format=torch.contiguous_format)
+    return grad
+
+
+def _check_same_view(
+    param: Tensor, grad: Tensor, other: Tensor, names: Iterable[Any]
+) -> None:
+    if grad.shape != other.shape or grad.stride() != other.stride():
+        raise _refused(
+            param, grad, "a gradient that overlaps another one's memory", names
+        )
+
+
+def _check_apart(gradients: Gradients, names: Iterable[Any]) -> None:
+    """Refuse a gradient that overlaps another; slices of one buffer are fine."""
+    spans = sorted(
+        (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, place)
+        for place, tensor in enumerate(gradients.tensors)
+        # Interleaved slices may be apart although their spans are not.
+        if tensor.is_contiguous()
+    )
+    for (_, end, _), (start, _, place) in pairwise(spans):
+        if start < end:
+            raise _refused(
+                gradients.params[place],
+                gradients.tensors[place],
+                "a gradient that overlaps another one's memory",
+                names,
+            )
+
+
+def _refused(
+    param: Tensor, grad: Tensor, what: str, names: Iterable[Any]
+) -> GradientError:
+    return GradientError(
+        f"{names_of([param], names)[0]} has {what} (shape {tuple(grad.shape)}). "
+        "It cannot be unscaled in place without a wrong result. Give the parameter a "
+        "dense gradient of its own in f16, bf16, f32, f64 or a complex type, or keep "
+        "it out of this optimizer.",
+        code="GS106",
+    )
+
+
+def _fp16_refused(params: list[Tensor], names: Iterable[Any]) -> GradientError:
+    listed = ", ".join(names_of(params[:8], names))
+    more = f" and {len(params) - 8} more" if len(params) > 8 else ""
+    remedy = (
+        "Keep the trainable parameters in float32 (for p in model.parameters(): p.data "
+        "= p.data.float() if p.requires_grad else p.data) and compute under "
+        "torch.autocast, or pass allow_fp16=True."
+    )
+    if any(getattr(one, "_step_supports_amp_scaling", False) for one in names):
+        remedy = (
+            "This optimizer unscales them in its step, in float32: leave unscale_() "
+            "out, and clip by scaler.clip_grad_norm_(optimizer, max_norm). To divide "
+            "them in float16 nevertheless, pass allow_fp16=True."
+        )
+    return GradientError(
+        f"The gradients of {listed}{more} are float16. Dividing them by the scale in "
+        f"float16 loses what the scale has saved. {remedy}",
+        code="GS105",
+        replaces="Attempting to unscale FP16 gradients.",
+    )

@@ -1,0 +1,54 @@
+"""Multiplying gradients in place."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.devices import moved
+from gradscale.torch.grads.stats import by_kind
+from gradscale.torch.looks.plain import Kind
+
+
+def inverse(scale: Tensor) -> Tensor:
+    """Return `1 / scale`, f32[]; exact for powers of two.
+
+    IEEE division in f32 is already correctly rounded: no f64, which MPS and some XPU
+    devices do not have.
+    """
+    return scale.reciprocal()
+
+
+@torch.no_grad()
+def multiply_(
+    tensors: Sequence[Tensor], multiplier: Tensor, kind: Kind | None = None
+) -> None:
+    """Multiply each tensor by `multiplier` in place, in f32 or wider, then round.
+
+    No host sync. Undefined if two entries share memory.
+
+    Args:
+        tensors: float[...] each, any mix of dtypes and devices.
+        multiplier: f32[] or f32[1], on any device.
+        kind: Device and dtype of all of them, if that is known.
+    """
+    for (device, dtype), group in _groups(tensors, kind):
+        here = moved(multiplier, device)
+        if dtype is torch.bfloat16 and device.type != "cpu":
+            # The op below has no bf16 kernel on CUDA in torch 2.11 and 2.13.
+            for tensor in group:
+                tensor.copy_(tensor.float() * here)
+        else:
+            # The only op that multiplies f16 by an f32 scalar without rounding the
+            # scalar to f16 first, where 2**-25 would be 0.
+            torch._amp_foreach_non_finite_check_and_unscale_(
+                group, torch.zeros_like(here), here
+            )
+
+
+def _groups(
+    tensors: Sequence[Tensor], kind: Kind | None
+) -> list[tuple[Kind, list[Tensor]]]:
+    if kind is not None:
+        return [(kind, list(tensors))]
+    return [(found, group) for found, _, group in by_kind(tensors)]

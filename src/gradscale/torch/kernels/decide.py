@@ -1,0 +1,195 @@
+"""From the parts of a read to one decision, in one launch.
+
+Each program gathers the parts of several small tensors, or a slice of those of a large
+one; the one that ends last puts the slices together and decides.
+
+Computes what `reference.decide` does: the norm of the unscaled gradients, the clip
+coefficient, whether to skip, and the two numbers that fold unscaling and clipping into
+an optimizer's pass.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradscale.torch import looks
+from gradscale.torch.kernels.decision import FIELDS, Decision
+from gradscale.torch.kernels.facts import TensorFacts, even
+from gradscale.torch.kernels.launch import launched
+from gradscale.torch.kernels.read import (
+    CHUNK,
+    TRITON_DTYPES,
+    WARPS,
+    gather_slice,
+)
+
+# Tensors whose facts are looked at at once.
+BLOCK, FEW = 1024, 256
+
+
+def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decision:
+    """Return the decision on gradients that were read. No host sync.
+
+    Args:
+        facts: Of gradients that are still scaled; at least one. They must stay finite
+            in their dtype once they are unscaled. Still in parts; gathered afterwards.
+        scale: f32[], the scale behind them.
+        max_norm: The largest norm to let through; None to let all through.
+    """
+    parts = facts.parts
+    assert parts is not None
+    table, tiling = parts.table, parts.tiling
+    groups = -(-table.tensors // tiling.tensors)
+    numbers = torch.empty(len(FIELDS), dtype=torch.float32, device=scale.device)
+    _gather_and_decide(
+        groups * tiling.slices,
+        (table.cells, parts.cells, parts.each, scale, numbers),
+        (
+            table.tensors,
+            table.chunks,
+            even(table.tensors),
+            groups,
+            -1.0 if max_norm is None else max_norm,
+        ),
+        CHUNK=CHUNK,
+        TENSORS=tiling.tensors,
+        PARTIALS=tiling.partials,
+        SLICES=tiling.slices,
+        DTYPE=TRITON_DTYPES[facts.dtype],
+        CLIP=max_norm is not None,
+        # Here: what is tiny on the host may be 0 in f32.
+        TO_ZERO=max_norm == 0.0,
+        BLOCK=FEW if table.tensors <= FEW else BLOCK,
+    )
+    facts.were_gathered(parts.each)
+    return Decision._make(looks.scalars(numbers))
+
+
+@triton.jit
+def _is_finite(x):
+    # By its bits: a fused multiply-add makes x - x the rounding error of x.
+    return tl.abs(x).to(tl.int32, bitcast=True) < 0x7F800000
+
+
+@launched(num_warps=WARPS, enable_fp_fusion=False)
+def _gather_and_decide(
+    cells_ptr,
+    parts_ptr,
+    each_ptr,
+    scale_ptr,
+    numbers_ptr,
+    tensors,
+    chunks,
+    even_tensors,
+    groups,
+    max_norm,
+    CHUNK: tl.constexpr,
+    TENSORS: tl.constexpr,
+    PARTIALS: tl.constexpr,
+    SLICES: tl.constexpr,
+    DTYPE: tl.constexpr,
+    CLIP: tl.constexpr,
+    TO_ZERO: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    program = tl.program_id(0)
+    piece = program // groups
+    owners = (program % groups) * TENSORS + tl.arange(0, TENSORS)
+    own_peaks, own_sums = gather_slice(
+        cells_ptr,
+        parts_ptr,
+        tensors,
+        chunks,
+        owners,
+        piece,
+        CHUNK,
+        TENSORS,
+        PARTIALS,
+        SLICES,
+    )
+    # Slices lie behind the facts of whole tensors; a lone one is the whole.
+    slices_ptr = each_ptr
+    if SLICES > 1:
+        slices_ptr += 2 * even_tensors
+    mine_ptr = slices_ptr + 2 * even_tensors * piece + owners
+    there = owners < tensors
+    tl.store(mine_ptr, own_sums.to(tl.int64, bitcast=True), mask=there)
+    tl.store(mine_ptr + even_tensors, own_peaks, mask=there)
+    # All threads have written before one of them says so. The program that comes last
+    # sees what the others wrote: the count is released and acquired.
+    tl.debug_barrier()
+    done_ptr = slices_ptr + 2 * even_tensors * SLICES
+    before = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="gpu")
+    if before == groups * SLICES - 1:
+        places = tl.arange(0, BLOCK)
+        peaks = tl.zeros((BLOCK,), tl.int64)
+        sums = tl.zeros((BLOCK,), tl.float64)
+        for begin in range(0, tensors, BLOCK):
+            inside = begin + places < tensors
+            at_ptr = slices_ptr + begin + places
+            one_sum = tl.zeros((BLOCK,), tl.float64)
+            one_peak = tl.zeros((BLOCK,), tl.int64)
+            # Unrolled, so that none waits for another.
+            for _ in tl.static_range(SLICES):
+                # Not from the cache of this processor, where others do not write.
+                square = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
+                at_ptr += even_tensors
+                peak = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
+                at_ptr += even_tensors
+                one_sum += square.to(tl.float64, bitcast=True)
+                one_peak = tl.maximum(one_peak, peak)
+            if SLICES > 1:
+                whole_ptr = each_ptr + begin + places
+                bits = one_sum.to(tl.int64, bitcast=True)
+                tl.store(whole_ptr, bits, mask=inside)
+                tl.store(whole_ptr + even_tensors, one_peak, mask=inside)
+            sums += one_sum
+            peaks = tl.maximum(peaks, one_peak)
+        peak = tl.max(peaks, axis=0).to(tl.int32)
+        amax = peak.to(tl.float32, bitcast=True)
+        total = tl.sum(sums, axis=0)
+        _store(amax, total, scale_ptr, numbers_ptr, max_norm, DTYPE, CLIP, TO_ZERO)
+        tl.store(done_ptr, 0)
+
+
+@triton.jit
+def _store(
+    amax,
+    total,
+    scale_ptr,
+    numbers_ptr,
+    max_norm,
+    DTYPE: tl.constexpr,
+    CLIP: tl.constexpr,
+    TO_ZERO: tl.constexpr,
+):
+    scale = tl.load(scale_ptr)
+    inverse = tl.div_rn(1.0, scale)
+    norm = (tl.sqrt(total) * inverse.to(tl.float64)).to(tl.float32)
+    coef = 1.0
+    norm_found = 0.0
+    if CLIP:
+        ratio = tl.div_rn(max_norm, norm + 1e-6)
+        # A comparison with NaN is False: the coefficient then stays NaN.
+        coef = tl.where(ratio > 1.0, 1.0, ratio)
+        # The smallest normal f32: below, the multiplier loses digits.
+        usable = coef * inverse >= 1.1754943508222875e-38
+        if TO_ZERO:
+            usable = _is_finite(norm)
+        norm_found = tl.where(usable, 0.0, 1.0)
+    multiplier = inverse * coef
+    grad_scale = tl.div_rn(scale, coef)
+    # As stored: rounding is monotonic, so the peak answers for all. Who multiplies and
+    # who divides may differ in the last bit.
+    times = (amax * multiplier).to(DTYPE).to(tl.float32)
+    over = tl.div_rn(amax, grad_scale).to(DTYPE).to(tl.float32)
+    found = tl.where(_is_finite(times) & _is_finite(over), 0.0, 1.0)
+    tl.store(numbers_ptr + 0, found)
+    tl.store(numbers_ptr + 1, norm_found)
+    tl.store(numbers_ptr + 2, tl.maximum(found, norm_found))
+    tl.store(numbers_ptr + 3, amax)
+    tl.store(numbers_ptr + 4, norm)
+    tl.store(numbers_ptr + 5, coef)
+    tl.store(numbers_ptr + 6, multiplier)
+    tl.store(numbers_ptr + 7, grad_scale)

@@ -1,0 +1,1 @@
+"""Locates where a value stopped being finite: module hooks, replay."""

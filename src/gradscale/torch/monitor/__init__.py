@@ -1,0 +1,1 @@
+"""Judges and reports the step rows that arrive from the device."""

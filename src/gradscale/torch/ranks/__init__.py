@@ -1,0 +1,1 @@
+"""One decision for all ranks."""

@@ -1,0 +1,1 @@
+"""One optimizer step, from collected gradients to the outcome."""

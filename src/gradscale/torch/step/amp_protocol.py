@@ -1,0 +1,78 @@
+"""PyTorch's protocol for optimizers that unscale and skip in their own kernels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.kernels.args import Seen
+
+
+@contextmanager
+def handed_over(
+    optimizer: Any,
+    grad_scale: Tensor | None,
+    found_inf: Tensor,
+    seen: Seen | None = None,
+) -> Iterator[None]:
+    """Lend the optimizer its attributes for one step.
+
+    A `grad_scale` that the user had set is used up by the step, as in torch, and given
+    back if the step fails.
+
+    Args:
+        optimizer: A fused optimizer.
+        grad_scale: f32[], what the gradients are divided by; None to leave them.
+        found_inf: f32[], 1 to skip the step, else 0. The kernels test for exactly 1.
+        seen: Its gradients as they were just looked at; None if it cannot use them.
+    """
+    preset = getattr(optimizer, "grad_scale", None)
+    if preset is not None:
+        grad_scale = preset if grad_scale is None else preset * grad_scale
+    optimizer.grad_scale = grad_scale
+    optimizer.found_inf = found_inf
+    if seen is not None:
+        optimizer.seen = seen
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+        if seen is not None:
+            del optimizer.seen
+        if preset is not None and not done:
+            optimizer.grad_scale = preset
+
+
+def prepare_momentum(optimizer: Any) -> bool:
+    """Give fused SGD its momentum buffers before the step that might be skipped.
+
+    Torch allocates them uninitialised in the first step and leaves them so when the
+    kernel skips. Zeros make the first update of the kernel equal to torch's rule for
+    the first step, `buffer = gradient`, unless dampening is used.
+
+    Returns:
+        True if the buffers could not be prepared: the flag must be read before this
+        one step.
+    """
+    own = getattr(optimizer, "write_back", None) is not None
+    if own or not isinstance(optimizer, torch.optim.SGD):
+        return False
+    must_know = False
+    for group in optimizer.param_groups:
+        if not group["fused"] or group["momentum"] == 0:
+            continue
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            state = optimizer.state[param]
+            if state.get("momentum_buffer") is not None:
+                continue
+            if group["dampening"] != 0:
+                must_know = True
+            else:
+                state["momentum_buffer"] = torch.zeros_like(param.grad)
+    return must_know

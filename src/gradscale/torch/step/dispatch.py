@@ -1,0 +1,100 @@
+"""The ways in which an optimizer is stepped; chosen here and nowhere else."""
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from gradscale.torch.kernels import Kernels, usable
+from gradscale.torch.kernels.torch_fused_adam import stands_in
+
+
+class Way(Enum):
+    """How an optimizer learns of the scale and of a skip.
+
+    OWN: Unscales, clips and skips in its own pass and leaves the gradients as they
+        came. No host sync.
+    FUSED: The same by PyTorch's protocol; it writes the unscaled gradients. No host
+        sync. For Adam and AdamW a kernel of gradscale's stands in, where it can. An
+        optimizer of gradscale's that writes back is stepped so too.
+    OLDER: Takes the scaler itself as an argument, an older protocol.
+    FLAG: Knows nothing of scales: the gradients are unscaled for it, and the host
+        reads one flag before the step.
+    """
+
+    OWN = "own"
+    FUSED = "fused"
+    OLDER = "older"
+    FLAG = "flag"
+
+
+class Path(NamedTuple):
+    """How the scaler will step an optimizer.
+
+    Attributes:
+        way: "own", "fused", "older" or "flag".
+        kernels: "triton" or "plain": what reads the gradients and settles the step.
+        meaning: The same in words.
+    """
+
+    way: str
+    kernels: str
+    meaning: str
+
+    def __str__(self) -> str:
+        return f"{self.way}, {self.kernels} kernels: {self.meaning}"
+
+
+MEANING = {
+    Way.OWN: "the gradients are read once and used in one pass, without a host sync",
+    Way.FUSED: "the gradients are read once; PyTorch's fused kernel unscales, clips "
+    "and steps, without a host sync",
+    Way.OLDER: "the optimizer is given the scaler and does with it what it likes",
+    Way.FLAG: "the gradients are read and unscaled; the host reads one flag before the "
+    "step",
+}
+WRITING_BACK = (
+    "the gradients are read once and used in one pass, which also writes them "
+    "unscaled, without a host sync"
+)
+STANDING_IN = (
+    "the gradients are read once; PyTorch's fused kernel unscales, clips and steps, or "
+    "for groups of f32 parameters that are not small one launch with the same bits, "
+    "without a host sync"
+)
+
+
+def unscales_itself(optimizer: Any) -> bool:
+    """Return whether the optimizer takes `grad_scale` and `found_inf`."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def way_of(optimizer: Any) -> Way:
+    """Return how the optimizer is to be stepped."""
+    if not unscales_itself(optimizer):
+        return Way.FLAG
+    if getattr(optimizer, "write_back", None) is False:
+        return Way.OWN
+    step = optimizer.step
+    return Way.OLDER if _wants_scaler(getattr(step, "__func__", step)) else Way.FUSED
+
+
+@lru_cache
+def _wants_scaler(step: Callable[..., Any]) -> bool:
+    """Return whether `step` still takes the scaler itself."""
+    return "grad_scaler" in inspect.signature(step).parameters
+
+
+def path_of(optimizer: Any, kernels: Kernels, device: torch.device) -> Path:
+    """Return the path of an optimizer whose gradients are on `device`."""
+    way = way_of(optimizer)
+    name = "triton" if usable(kernels, device) else "plain"
+    meaning = MEANING[way]
+    if way is Way.FUSED and getattr(optimizer, "write_back", None) is True:
+        meaning = WRITING_BACK
+    elif way is Way.FUSED and stands_in(optimizer, kernels, device):
+        meaning = STANDING_IN
+    return Path(way.value, name, meaning)

@@ -1,0 +1,84 @@
+"""What became of the steps: accounts in, outcomes and counts out."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gradscale.core.outcome import StepOutcome
+from gradscale.core.records import StepRecord
+from gradscale.torch.device_state.layout import Account, record_of
+from gradscale.torch.step.counting import StepCount
+from gradscale.torch.step.optimizer_step import OpenStep
+
+
+def outcome_of(
+    total: Account, accounts: Mapping[int, Account], settled: Mapping[int, OpenStep]
+) -> StepOutcome:
+    """Return the outcome of the last update. No host sync.
+
+    Args:
+        total: The account of all optimizers together.
+        accounts: The account of each optimizer.
+        settled: The steps that the last update closed.
+    """
+    parts = {
+        key: _outcome(accounts[key], [step])
+        for key, step in settled.items()
+        if key in accounts
+    }
+    return _outcome(total, list(settled.values()), parts)
+
+
+def _outcome(
+    account: Account,
+    steps: Sequence[OpenStep],
+    parts: Mapping[int, StepOutcome] | None = None,
+) -> StepOutcome:
+    # Copies: the next update writes into the same tensors.
+    row, tally = account.row.clone(), account.tally.clone()
+
+    def culprits() -> tuple[str, ...]:
+        return tuple(name for step in steps for name in step.culprits())
+
+    return StepOutcome(
+        lambda: record_of(row.tolist(), int(tally[0].item())), culprits, parts
+    )
+
+
+def count_of(total: Account, accounts: Mapping[int, Account], place: int) -> StepCount:
+    """Return one kind of count: 0 applied, 1 skipped. Syncs."""
+    each = {key: account.counts()[place] for key, account in accounts.items()}
+    return StepCount(total.counts()[place], each)
+
+
+class DisabledBook:
+    """The steps of a scaler that is turned off: each one is taken."""
+
+    def __init__(self) -> None:
+        self._updates = 0
+        self._steps: Counter[int] = Counter()
+        self._open: set[int] = set()
+        self._closed: set[int] = set()
+
+    def step(self, optimizer: Any) -> None:
+        """Note one step."""
+        self._steps[id(optimizer)] += 1
+        self._open.add(id(optimizer))
+
+    def update(self) -> None:
+        """End the iteration, if there was one."""
+        if self._open:
+            self._updates += 1
+            self._closed, self._open = self._open, set()
+
+    def applied(self) -> StepCount:
+        """Return how many updates there were, and steps of each optimizer."""
+        return StepCount(self._updates, dict(self._steps))
+
+    def outcome(self) -> StepOutcome | None:
+        """Return the outcome of the last update; None before the first."""
+        if not self._updates:
+            return None
+        record = StepRecord(self._updates, scale=1.0, applied=True, finite=True)
+        parts = {key: StepOutcome(lambda: record, tuple) for key in self._closed}
+        return StepOutcome(lambda: record, tuple, parts)

@@ -1,0 +1,1 @@
+"""Measures what float16 loses of the gradients."""

@@ -1,0 +1,147 @@
+"""Findings: their text, their JSON, their order, and what they make of a run."""
+
+import json
+
+import pytest
+
+from gradscale.core.formatting import power
+from gradscale.judge.catalogue import BY_CODE
+from gradscale.judge.findings import SEVERITY, Finding, Health, by_severity
+
+
+def finding(code, step=10, hopeless=False, **fields):
+    given = {
+        "where": "",
+        "since": 4,
+        "what": "it happened",
+        "cost": "6 batches lost",
+        "evidence": {"since": 4, "loss_finite": True, "bits": 8.25},
+        "advice": ("First.", "Then."),
+        "more": f"gradscale explain {code}",
+        **fields,
+    }
+    return Finding(code=code, step=step, hopeless=hopeless, **given)
+
+
+NORMAL = finding("GS001", what="calibrated: S 2^24 -> 2^15 after 9 skips (normal)")
+
+
+def test_what_is_normal_is_one_line():
+    assert NORMAL.text() == "GS001 calibrated: S 2^24 -> 2^15 after 9 skips (normal)"
+
+
+def test_what_is_not_has_what_where_since_cost_advice_and_the_command():
+    assert finding("GS208", where="decoder.3.wo.weight").text() == (
+        "GS208 step 10: it happened\n"
+        "  where  decoder.3.wo.weight\n"
+        "  since  step 4\n"
+        "  seen   the loss was finite; bits 8.25\n"
+        "  cost   6 batches lost\n"
+        "  try 1  First.\n"
+        "  try 2  Then.\n"
+        "  more   gradscale explain GS208"
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "place"),
+    [
+        ("GS103", "the parameters of the optimizer"),
+        ("GS201", "the backward pass"),
+        ("GS203", "the forward pass"),
+        ("GS204", "the norm of all gradients"),
+        ("GS206", "the loss"),
+        ("GS207", "the weights"),
+    ],
+)
+def test_where_nothing_is_named_a_place_to_look_is(code, place):
+    assert f"  where  {place}\n" in finding(code).text()
+
+
+@pytest.mark.parametrize(
+    ("seen", "place"),
+    [
+        ({"culprits": 4, "tensors": 4}, "4 of 4 tensors"),
+        ({"place_tensor": "input"}, "the batch"),
+    ],
+)
+def test_where_no_tensor_is_the_place_what_is_known_is(seen, place):
+    assert f"  where  {place}\n" in finding("GS203", evidence=seen).text()
+
+
+def test_json_has_six_keys_and_survives_a_round_trip():
+    found = finding("GS208", where="a.weight").as_dict()
+    assert json.loads(json.dumps(found)) == {
+        "code": "GS208",
+        "where": "a.weight",
+        "step": 10,
+        "what": "it happened",
+        "evidence": {"since": 4, "loss_finite": True, "bits": 8.25},
+        "advice": ["First.", "Then."],
+    }
+
+
+@pytest.mark.parametrize(
+    ("findings", "health", "exit_code"),
+    [
+        ([], "healthy", 0),
+        ([NORMAL], "healthy", 0),
+        ([NORMAL, finding("GS210")], "findings", 1),
+        ([finding("GS210"), finding("GS203", hopeless=True)], "collapse", 2),
+    ],
+)
+def test_a_run_is_summed_up_in_a_word_and_an_exit_code(findings, health, exit_code):
+    assert str(Health.of(findings)) == health
+    assert Health.of(findings).exit_code == exit_code
+
+
+def test_what_is_hopeless_comes_first():
+    severe, mild = finding("GS202", hopeless=True), finding("GS203")
+    assert by_severity([mild, severe]) == [severe, mild]
+
+
+def test_a_loss_comes_before_the_collapse_that_it_has_caused():
+    severe = finding("GS202", hopeless=True, evidence={"loss_finite": False})
+    mild, other = finding("GS203"), finding("GS210")
+    assert by_severity([other, severe, mild]) == [mild, severe, other]
+
+
+def test_a_loss_comes_after_a_collapse_under_a_finite_loss():
+    severe = finding("GS202", hopeless=True, evidence={"loss_finite": True})
+    mild = finding("GS203")
+    assert by_severity([mild, severe]) == [severe, mild]
+
+
+def test_a_cause_comes_before_what_follows_from_it():
+    found = [finding(code, hopeless=True) for code in ("GS202", "GS203", "GS207")]
+    assert [f.code for f in by_severity(found)] == ["GS207", "GS203", "GS202"]
+
+
+def test_a_code_without_a_rank_comes_before_what_is_normal():
+    found = [NORMAL, finding("GS301"), finding("GS103")]
+    assert [f.code for f in by_severity(found)] == ["GS103", "GS301", "GS001"]
+
+
+def test_equals_come_in_the_order_of_steps():
+    found = [finding("GS210", step=9), finding("GS210", step=3)]
+    assert [f.step for f in by_severity(found)] == [3, 9]
+
+
+def test_every_code_with_a_rank_is_in_the_catalogue():
+    assert set(SEVERITY) <= set(BY_CODE)
+    assert len(set(SEVERITY)) == len(SEVERITY)
+
+
+@pytest.mark.parametrize(
+    ("scale", "text"),
+    [
+        (2.0**24, "2^24"),
+        (1.0, "2^0"),
+        (2.0**-24, "2^-24"),
+        (1000.0, "1000"),
+        (0.0, "0"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_a_scale_is_written_as_people_say_it(scale, text):
+    assert power(scale) == text

@@ -1,0 +1,97 @@
+"""Evidence is said in words, and nothing of it is left out."""
+
+import pytest
+
+from gradscale.judge.phrases import in_words
+
+
+@pytest.mark.parametrize(
+    ("evidence", "words"),
+    [
+        (
+            {"loss": "nan", "over": False, "finite_before": True},
+            "the loss was NaN, and finite before",
+        ),
+        (
+            {"loss": "inf", "over": True, "finite_before": True},
+            "the loss was infinite, and finite before and after",
+        ),
+        (
+            {"loss": "inf", "over": True, "finite_before": False},
+            "the loss was infinite, and finite after",
+        ),
+        (
+            {"loss": "not finite", "over": False, "finite_before": False},
+            "the loss was not finite, and was never finite before",
+        ),
+        (
+            {"loss": 3.5, "fits": "2^14", "scale": "2^16", "times": 4},
+            "the loss was 3.5; 4 times; S = 2^16; as float16 it leaves room for "
+            "S = 2^14",
+        ),
+        ({"steps": 8, "applied": 6}, "6 of 8 steps taken; 8 steps in a row"),
+        ({"steps": 1, "applied": 0, "times": 1}, ""),
+        ({"steps": 20, "of": 60}, "20 of 60 steps skipped"),
+        (
+            {"nan": True, "loss_finite": True},
+            "NaN among the gradients; the loss was finite",
+        ),
+        (
+            {"nan": False, "loss_finite": False},
+            "infinity and no NaN; the loss was not finite",
+        ),
+        ({"scale_from": "2^14", "scale": "2^7"}, "S fell from 2^14 to 2^7"),
+        ({"scale_from": "2^7", "scale": "2^7", "fallen": False}, "S = 2^7"),
+        (
+            {"scale_from": "2^16", "scale": "2^8", "bits": 8.0},
+            "S fell by 8 bits from 2^16 to 2^8",
+        ),
+        (
+            {"signal": "scale", "bits": 3.82, "usual_log2": 13.82, "now_log2": 10.0},
+            "S is usually about 2^13.82 and is about 2^10 now",
+        ),
+        (
+            {"signal": "headroom", "bits": 4.0, "usual_log2": -11.0, "now_log2": -7.0},
+            "the largest gradient is usually about 2^-11 and is about 2^-7 now",
+        ),
+        ({"at_floor": True, "falling": True}, "S is at its floor; S is falling"),
+        ({"at_floor": False, "falling": False}, "S holds its place"),
+        ({"floor_steps": 3}, "3 in a row at the floor"),
+        (
+            {"lost": 0.41, "amax": 0.02, "headroom_bits": 21.6, "room": "2^19"},
+            "41% of the elements too small; largest scaled gradient 0.02; 21.6 bits "
+            "below 65504",
+        ),
+        (
+            {"culprit": "a", "culprits": 3, "tensors": 5},
+            "3 of 5 tensors not finite, first a",
+        ),
+        ({"culprit": "a", "culprits": 1}, "1 tensor not finite, first a"),
+        (
+            {"loss_low": 0.13, "loss_mean": 0.78, "loss_start": 1.43},
+            "the loss had risen from 0.13 to 0.78, 1.43 at the start",
+        ),
+        ({"loss_low": 2.0, "loss_mean": 8.0}, "the loss had risen from 2 to 8"),
+        (
+            {"loss_start": 8.64, "loss_last": 1625.0},
+            "the loss had gone from 8.64 to 1625",
+        ),
+        (
+            {"gradients_grown_bits": 2.44, "usual_before": 87},
+            "gradients had grown by 2.44 bits; all was as usual before step 87",
+        ),
+        ({"steps_before": 20}, "20 steps before"),
+        ({"gradients_before": True}, "gradients before"),
+        ({"gradients_before": False}, "never a gradient before"),
+        ({"mended": True}, "ten steps in a row were finite later"),
+        (
+            {"place": "forward of pool", "place_step": 9, "place_kind": "nan"},
+            "first not finite in step 9: forward of pool",
+        ),
+        ({"times": 3, "first_step": 4, "last_step": 90}, ""),
+        ({"since": 4}, ""),
+        ({"not_known": True, "other": 1.23456}, "not known yes; other 1.235"),
+    ],
+)
+def test_evidence_is_said_in_words(evidence, words):
+    assert in_words(evidence) == words

@@ -1,0 +1,67 @@
+"""The tables of the terminal."""
+
+import math
+
+import pytest
+from rich.console import Console
+
+from gradscale.core.formatting import power
+from gradscale.report.demo_table import (
+    ComparisonRow,
+    comparison_table,
+    percent,
+)
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0.0, "0.0 %"), (0.0001, "<0.1 %"), (0.454, "45.4 %"), (1.0, "100.0 %")],
+)
+def test_a_share_is_shown_in_percent_and_never_rounded_to_nothing(share, shown):
+    assert percent(share) == shown
+
+
+@pytest.mark.parametrize(
+    ("scale", "shown"),
+    [(65536.0, "2^16"), (1.0, "2^0"), (0.5, "2^-1"), (1000.0, "1000")],
+)
+def test_a_scale_is_shown_as_a_power_of_two_where_it_is_one(scale, shown):
+    assert power(scale) == shown
+
+
+def printed(distance, *, noise, colour=False, scale=None):
+    row = ComparisonRow(
+        name="FP16 bare",
+        final_loss=3.07912,
+        distance=distance,
+        lost_share=0.454,
+        skipped=4,
+        scale=scale,
+    )
+    system = "standard" if colour else None
+    console = Console(width=80, force_terminal=colour, color_system=system)
+    with console.capture() as capture:
+        console.print(comparison_table([row], noise=noise))
+    return capture.get()
+
+
+def test_a_row_shows_all_figures():
+    line = printed(0.2963, noise=0.05, scale=4096.0).splitlines()[-2]
+    assert line.split() == [
+        *("FP16", "bare", "3.0791", "+0.2963", "45.4", "%", "4", "2^12"),
+    ]
+
+
+def test_what_has_no_figure_shows_a_dash():
+    assert printed(None, noise=0.05).splitlines()[-2].split().count("–") == 2
+
+
+@pytest.mark.parametrize("distance", [0.06, -0.06, math.nan])
+def test_a_distance_beyond_the_noise_stands_out(distance):
+    assert "\x1b[1;31m" in printed(distance, noise=0.05, colour=True)
+
+
+def test_a_distance_within_the_noise_does_not_stand_out():
+    shown = printed(-0.04, noise=0.05, colour=True)
+    assert "\x1b[32m" in shown
+    assert "\x1b[1;31m" not in shown

@@ -1,0 +1,170 @@
+"""Ours in place of torch's: made by their classes, recorded, unnoticed."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+from gradscale.runfile import open_run
+from gradscale.torch import GradScaler
+from gradscale.torch.attach.patch import install
+from tests.torch.attach.loops import await_end, net, train
+
+ORIGINAL = torch.amp.GradScaler.__init__
+SETTINGS = {"init_scale": 2.0**10, "growth_interval": 4}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Put ours in place for one test; return the folder of the run file."""
+    (tmp_path / "notes").touch()
+    environment = {
+        "GRADSCALE_RUN_FILE": str(tmp_path / "run.gs"),
+        "GRADSCALE_RUN_NOTES": str(tmp_path / "notes"),
+    }
+    undo = install(environment)
+    yield tmp_path
+    undo()
+
+
+def torchs_own(*args, **kwargs):
+    """Return a scaler of torch's own, whatever is in place."""
+    scaler = object.__new__(torch.amp.GradScaler)
+    ORIGINAL(scaler, *args, **kwargs)
+    return scaler
+
+
+def noted(folder):
+    """Return what was noted, line by line."""
+    return [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+@pytest.mark.parametrize("unscale", [False, True], ids=["step", "unscale_"])
+def test_losses_scales_and_weights_are_torchs_bit_by_bit(tmp_path, fused, unscale):
+    how = {"fused": fused, "unscale": unscale, "bad": (3, 9), "dead": (6,)}
+    ends = []
+    for installed in (False, True):
+        notes = tmp_path / "notes"
+        notes.touch()
+        names = ("GRADSCALE_RUN_FILE", "GRADSCALE_RUN_NOTES")
+        paths = dict(zip(names, map(str, (tmp_path / "run.gs", notes)), strict=True))
+        undo = install(paths) if installed else None
+        model = net()
+        torch.manual_seed(1)
+        scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+        assert isinstance(scaler, GradScaler) == installed
+        seen = train(scaler, model, **how)
+        weights = [p.detach().numpy().tobytes() for p in model.parameters()]
+        ends.append((repr(seen), weights))
+        if undo is not None:
+            undo()
+    assert ends[0] == ends[1]
+
+
+def test_a_scaler_that_is_gone_leaves_a_whole_file(place):
+    model = net()
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    train(scaler, model, steps=7, bad=(4,))
+    del scaler
+    await_end(place / "run.gs")
+    with open_run(place / "run.gs") as run:
+        assert [row.applied for row in run.steps()] == [n != 4 for n in range(1, 8)]
+        assert run.meta["end"]["state"] == "closed"
+        assert run.meta["parameters"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert [event.where for event in run.events()] == ["2.weight"]
+
+
+def test_a_run_of_one_step_is_recorded(place):
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    train(scaler, net(), steps=1)
+    del scaler
+    await_end(place / "run.gs")
+    with open_run(place / "run.gs") as run:
+        assert [row.scale for row in run.steps()] == [1024.0]
+
+
+def test_what_is_made_and_written_is_noted(place):
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    torch.amp.GradScaler("cpu", enabled=False)
+    train(scaler, net(), steps=1)
+    assert noted(place) == [
+        {"made": "GradScaler", "enabled": True},
+        {"made": "GradScaler", "enabled": False},
+        {"file": str(place / "run.gs")},
+    ]
+
+
+def test_what_others_are_warned_of_is_written_and_not_said(place):
+    scaler, model = torch.amp.GradScaler("cpu", **SETTINGS), net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    with warnings.catch_warnings():
+        # A script may turn every warning into an error.
+        warnings.simplefilter("error")
+        scaler.scale(model(torch.ones(1, 4)).sum()).backward()
+        # The optimizer has steps behind it, and the scaler has none.
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    with open_run(place / "run.gs") as run:
+        assert [event.code for event in run.events()] == ["GS301"]
+
+
+@pytest.mark.parametrize("kind", ["fused, torch's", "ours"])
+def test_where_torch_would_go_on_without_gradients_so_does_the_script(place, kind):
+    params = [torch.nn.Parameter(torch.ones(1))]
+    optimizer = torch.optim.SGD(params, lr=0.1, fused=kind != "ours")
+    scaler = (GradScaler if kind == "ours" else torch.amp.GradScaler)("cpu")
+    scaler.scale(torch.ones(1))
+    assert scaler.step(optimizer) is None
+
+
+def test_an_optimizer_without_gradients_ends_the_script_as_torch_does(place):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    ours, theirs = torch.amp.GradScaler("cpu", **SETTINGS), torchs_own("cpu")
+    messages = []
+    for scaler in (ours, theirs):
+        scaler.scale(torch.ones(1))
+        with pytest.raises(AssertionError) as caught:
+            scaler.step(optimizer)
+        messages.append(str(caught.value))
+    ours.close()
+    assert messages[0] == messages[1]
+    with open_run(place / "run.gs") as run:
+        assert [event.code for event in run.events()] == ["GS103"]
+
+
+def test_a_file_that_cannot_be_made_stops_nothing(place):
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    scaler._record._wanted = place / "none" / "run.gs"
+    assert len(train(scaler, net(), steps=4)) == 4
+    [trouble] = [line["failed"] for line in noted(place) if "failed" in line]
+    assert "GS308" in trouble
+
+
+def test_our_own_scaler_is_recorded_too(place):
+    scaler = GradScaler("cpu", **SETTINGS, guard="raise")
+    train(scaler, net(), steps=3)
+    del scaler
+    await_end(place / "run.gs")
+    with open_run(place / "run.gs") as run:
+        assert len(list(run.steps())) == 3
+
+
+def test_a_record_that_the_script_asks_for_is_left_to_it(place):
+    scaler = GradScaler("cpu", **SETTINGS, record=place / "own.gs")
+    train(scaler, net(), steps=4)
+    scaler.close()
+    assert not (place / "run.gs").exists()
+    assert {"file": str(place / "own.gs")} in noted(place)
+
+
+def test_once_undone_torchs_classes_make_their_own(tmp_path):
+    names = ("GRADSCALE_RUN_FILE", "GRADSCALE_RUN_NOTES")
+    install(dict.fromkeys(names, str(tmp_path / "none")))()
+    scaler = torch.amp.GradScaler("cpu", 8.0, growth_interval=3)
+    assert type(scaler) is torch.amp.GradScaler
+    assert (scaler.get_scale(), scaler.get_growth_interval()) == (8.0, 3)

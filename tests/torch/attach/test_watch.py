@@ -1,0 +1,243 @@
+"""Watching a scaler that is not ours: all is seen, nothing is changed."""
+
+import copy
+import math
+import pickle
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradscale.errors import ConfigError
+from gradscale.runfile import open_run
+from gradscale.torch import GradScaler, watch
+from tests.torch.attach.loops import await_end, net, train
+
+SETTINGS = {"init_scale": 2.0**10, "growth_interval": 4}
+
+
+def rows(path):
+    """Return step, scale, applied and verdict of each row."""
+    with open_run(path) as run:
+        return [row[:1] + row[2:5] for row in run.steps()]
+
+
+def bits(model):
+    """Return all weights as bytes."""
+    return [param.detach().numpy().tobytes() for param in model.parameters()]
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+@pytest.mark.parametrize("unscale", [False, True], ids=["step", "unscale_"])
+def test_weights_losses_and_scales_are_those_of_a_scaler_alone(
+    tmp_path, fused, unscale
+):
+    how = {"fused": fused, "unscale": unscale, "bad": (3, 9)}
+    alone, seen = net(), net()
+    torch.manual_seed(1)
+    expected = train(torch.amp.GradScaler("cpu", **SETTINGS), alone, **how)
+    torch.manual_seed(1)
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    with watch(scaler, seen, record=tmp_path / "run.gs"):
+        got = train(scaler, seen, **how)
+    assert got == expected
+    assert bits(seen) == bits(alone)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
+def test_scales_skips_and_verdicts_are_recorded(tmp_path, fused):
+    model, scaler = net(), torch.amp.GradScaler("cpu", **SETTINGS)
+    with watch(scaler, model, record=tmp_path / "run.gs"):
+        train(scaler, model, fused=fused, steps=7, bad=(6,))
+    scales = [1024.0, 1024.0, 1024.0, 1024.0, 2048.0, 2048.0, 1024.0]
+    seen = rows(tmp_path / "run.gs")
+    assert [row[:3] for row in seen] == [
+        (step, scale, step != 6) for step, scale in enumerate(scales, start=1)
+    ]
+    assert [row[3] for row in seen].count("GS000") == 6
+
+
+def test_the_peaks_of_a_skipped_step_are_recorded_by_name(tmp_path):
+    model, scaler = net(), torch.amp.GradScaler("cpu", **SETTINGS)
+    with watch(scaler, model, record=tmp_path / "run.gs"):
+        train(scaler, model, steps=6, bad=(4,))
+    with open_run(tmp_path / "run.gs") as run:
+        assert run.peak_steps() == [4]
+        peaks = run.peaks(4)
+        assert [event.where for event in run.events()] == ["2.weight"]
+    assert list(peaks) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert [name for name, peak in peaks.items() if peak == math.inf] == ["2.weight"]
+
+
+def test_the_largest_magnitude_is_that_of_the_scaled_gradients(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        scaler.scale((weight * torch.tensor([3.0, -5.0])).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    with open_run(tmp_path / "run.gs") as run:
+        assert [row.amax for row in run.steps()] == [1280.0]
+
+
+def test_a_loss_that_is_not_finite_is_told_from_an_overflow(tmp_path):
+    model, scaler = net(), torch.amp.GradScaler("cpu", **SETTINGS)
+    with watch(scaler, model, record=tmp_path / "run.gs"):
+        train(scaler, model, steps=8, dead=(4,))
+    verdicts = [row[3] for row in rows(tmp_path / "run.gs")]
+    assert [n for n, v in enumerate(verdicts, start=1) if v == "GS203"] == [4]
+
+
+def test_no_host_sync_is_added(tmp_path):
+    class Reads(TorchDispatchMode):
+        """Counts the operators by which a host waits for a device."""
+
+        count = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.count += "_local_scalar_dense" in str(func)
+            return func(*args, **(kwargs or {}))
+
+    def reads(watched):
+        model, scaler = net(), torch.amp.GradScaler("cpu", **SETTINGS)
+        watching = watch(scaler, record=tmp_path / "run.gs") if watched else None
+        with Reads() as mode:
+            train(scaler, model, fused=True)
+        if watching is not None:
+            watching.detach()
+        return mode.count
+
+    assert reads(watched=True) == reads(watched=False)
+
+
+def test_after_detach_the_scaler_is_as_it_was(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    before = set(vars(scaler))
+    watching = watch(scaler, record=tmp_path / "run.gs")
+    train(scaler, net(), steps=3)
+    watching.detach()
+    train(scaler, net(), steps=3)
+    assert set(vars(scaler)) == before
+    assert len(rows(tmp_path / "run.gs")) == 3
+
+
+def test_a_copy_of_a_watched_scaler_is_not_watched(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        train(scaler, net(), steps=3)
+        for twin in (copy.deepcopy(scaler), pickle.loads(pickle.dumps(scaler))):
+            assert twin.get_scale() == scaler.get_scale()
+            train(twin, net(), steps=2)
+    assert len(rows(tmp_path / "run.gs")) == 3
+
+
+def test_a_scaler_that_is_gone_leaves_a_whole_file(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    watch(scaler, record=tmp_path / "run.gs")
+    train(scaler, net(), steps=5)
+    del scaler
+    await_end(tmp_path / "run.gs")
+    assert len(rows(tmp_path / "run.gs")) == 5
+    with open_run(tmp_path / "run.gs") as run:
+        assert run.meta["end"]["state"] == "closed"
+
+
+def test_what_holds_a_scaler_may_be_given_instead(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    with watch(SimpleNamespace(scaler=scaler), record=tmp_path / "run.gs"):
+        train(scaler, net(), steps=3)
+    assert len(rows(tmp_path / "run.gs")) == 3
+
+
+def test_the_file_tells_whose_scaler_it_was(tmp_path):
+    scaler = ShardedGradScaler("cpu", init_scale=2.0**7)
+    with (
+        watch(scaler, record=tmp_path / "run.gs"),
+        pytest.raises(ValueError, match="process group"),
+    ):
+        train(scaler, net(), steps=1)
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        train(scaler, net(), steps=1)
+    with open_run(tmp_path / "run.gs") as run:
+        assert run.meta["watched"] == "torch.amp.grad_scaler.GradScaler"
+        assert run.meta["policy"]["growth_interval"] == 4
+
+
+def test_a_disabled_scaler_is_left_alone(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        train(scaler, net(), steps=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_optimizers_are_one_row(tmp_path):
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizers = [torch.optim.SGD([weight], lr=0.1) for weight in weights]
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        scaler.scale(weights[0].sum() * 2.0 + weights[1].sum() * 8.0).backward()
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+    with open_run(tmp_path / "run.gs") as run:
+        assert [(row.applied, row.amax) for row in run.steps()] == [(True, 32.0)]
+
+
+def test_a_scale_that_is_only_set_is_no_step(tmp_path):
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        train(scaler, net(), steps=1)
+        scaler.update(64.0)
+        train(scaler, net(), steps=1)
+    assert [row[1] for row in rows(tmp_path / "run.gs")] == [1024.0, 64.0]
+
+
+def test_our_own_scaler_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="Pass record= to the scaler"):
+        watch(GradScaler("cpu"), record=tmp_path / "run.gs")
+
+
+def test_what_is_no_scaler_is_refused_by_its_type(tmp_path):
+    with pytest.raises(ConfigError, match=r"given a Linear.*Pass the scaler itself"):
+        watch(torch.nn.Linear(1, 1), record=tmp_path / "run.gs")
+
+
+def test_losses_of_one_step_are_recorded_as_their_sum(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        for loss in scaler.scale([weight.sum(), weight.sum() * 3.0]):
+            loss.backward()
+        scaler.step(optimizer)
+        scaler.update()
+    with open_run(tmp_path / "run.gs") as run:
+        assert [row.loss for row in run.steps()] == [8.0]
+
+
+def test_an_overflow_right_after_a_growth_is_a_probe(tmp_path):
+    model, scaler = net(), torch.amp.GradScaler("cpu", **SETTINGS)
+    with watch(scaler, model, record=tmp_path / "run.gs"):
+        train(scaler, model, steps=45, bad=(41,))
+    verdicts = [row[3] for row in rows(tmp_path / "run.gs")]
+    assert [(n, v) for n, v in enumerate(verdicts, 1) if v != "GS000"] == [
+        (41, "GS003")
+    ]
+
+
+def test_gradients_that_were_unscaled_before_are_not_taken_for_scaled_ones(tmp_path):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    with watch(scaler, record=tmp_path / "run.gs"):
+        scaler.step(optimizer)
+        scaler.update()
+    with open_run(tmp_path / "run.gs") as run:
+        assert [(row.applied, row.amax) for row in run.steps()] == [(True, 0.0)]

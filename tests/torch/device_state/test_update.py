@@ -1,0 +1,233 @@
+"""The end of a step: the policy's rule on tensors, and the rows it leaves."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gradscale import PYTHON, DynamicScale, Observed, ScaleState, StaticScale
+from gradscale.core.records import StepRecord
+from gradscale.core.state import FixedState
+from gradscale.torch.device_state.layout import (
+    RING,
+    ROW,
+    new_account,
+    new_ledger,
+    record_of,
+)
+from gradscale.torch.device_state.update import Part, force_scale, settle, settle_idle
+
+CPU = torch.device("cpu")
+
+
+def _state(policy):
+    first = policy.init_state()
+    # As in the scaler: the scale is f32, counts are i32.
+    dtypes = [torch.float32] + [torch.int32] * (len(first) - 1)
+    pairs = zip(first, dtypes, strict=True)
+    return type(first)(*(torch.tensor(value, dtype=dtype) for value, dtype in pairs))
+
+
+def _part(skip=0.0, *, stepped=True, norm=None):
+    flag = torch.tensor(skip)
+    norm = None if norm is None else torch.tensor(norm)
+    account = new_account(CPU)
+    scale = torch.tensor(8.0)
+    return Part(account, scale, stepped, flag, flag, None, norm, torch.tensor(2.0))
+
+
+def _settle(policy, state, ledger, *parts, hold=False, forced=None):
+    forced = None if forced is None else torch.tensor(forced)
+    settle(
+        policy,
+        state,
+        ledger,
+        parts,
+        hold_on_bad_loss=hold,
+        forced_scale=forced,
+        kernels="plain",
+    )
+
+
+def _record(account):
+    return record_of(account.row.tolist(), int(account.tally[0]))
+
+
+def _policies(growth, backoff):
+    return st.builds(
+        DynamicScale,
+        init_scale=st.sampled_from([2.0**-24, 1.0, 3.0, 2.0**16, 2.0**126]),
+        growth_factor=st.sampled_from(growth),
+        backoff_factor=st.sampled_from(backoff),
+        growth_interval=st.integers(1, 4),
+        tolerance=st.sampled_from([0.0, 0.1, 0.4]),
+    )
+
+
+@given(_policies([2.0, 4.0], [0.5, 0.25]), st.lists(st.booleans(), max_size=30))
+@settings(max_examples=60, database=None, deadline=None)
+def test_tensors_move_as_the_rule_on_python_floats_says(policy, flags):
+    state, ledger = _state(policy), new_ledger(CPU, policy.init_scale)
+    plain = policy.init_state()
+    for finite in flags:
+        _settle(policy, state, ledger, _part(float(not finite)))
+        plain = policy.next_state(plain, Observed(finite, 2.0, True), PYTHON.where)
+        assert [value.item() for value in state] == list(plain)
+
+
+@given(_policies([1.5, 1.001], [0.7, 0.999]), st.booleans())
+@settings(max_examples=60, database=None, deadline=None)
+def test_a_factor_that_is_no_power_of_two_is_within_one_ulp_a_move(policy, finite):
+    state, ledger = _state(policy), new_ledger(CPU, policy.init_scale)
+    _settle(policy, state, ledger, _part(float(not finite)))
+    seen = Observed(finite, 2.0, True)
+    plain = policy.next_state(policy.init_state(), seen, PYTHON.where)
+    ulp = plain.scale * 2.0**-23
+    assert abs(state.scale.item() - plain.scale) <= ulp
+    assert [value.item() for value in state[1:]] == list(plain[1:])
+
+
+def test_the_tensors_of_the_state_stay_the_same():
+    policy = DynamicScale(growth_interval=1)
+    state, ledger = _state(policy), new_ledger(CPU, policy.init_scale)
+    kept = [id(value) for value in state]
+    dtypes = [value.dtype for value in state]
+    _settle(policy, state, ledger, _part())
+    assert [id(value) for value in state] == kept
+    assert [value.dtype for value in state] == dtypes
+    assert state.scale.item() == 2.0**17
+
+
+def test_a_fixed_state_does_not_move():
+    policy = StaticScale(scale=8.0)
+    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    assert isinstance(state, FixedState)
+    _settle(policy, state, ledger, _part(1.0))
+    assert state.scale.item() == 8.0
+
+
+def test_one_bad_part_moves_the_scale_for_all():
+    policy = DynamicScale(init_scale=8.0)
+    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    _settle(policy, state, ledger, _part(), _part(1.0), _part())
+    assert state.scale.item() == 4.0
+
+
+@pytest.mark.parametrize(("forced", "scale"), [(32.0, 32.0), (0.0, 8.0), (1e39, 8.0)])
+def test_a_scale_from_a_device_is_taken_within_the_bounds_only(forced, scale):
+    policy = DynamicScale(init_scale=8.0)
+    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    _settle(policy, state, ledger, _part(), forced=forced)
+    assert state.scale.item() == scale
+    assert bool(ledger.fields.refused) is (scale == 8.0)
+    assert ledger.total.row[ROW.index("refused")].item() == float(scale == 8.0)
+
+
+@pytest.mark.parametrize(("forced", "scale"), [(32.0, 32.0), (0.0, 8.0)])
+def test_a_scale_can_be_set_without_a_step(forced, scale):
+    policy = DynamicScale(init_scale=8.0)
+    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    force_scale(policy, state, ledger, torch.tensor(forced))
+    assert state.scale.item() == scale
+    assert ledger.total.counts() == (0, 0)
+
+
+@pytest.mark.parametrize(("hold", "scale"), [(False, 4.0), (True, 8.0)])
+def test_a_bad_loss_holds_the_state_where_asked(hold, scale):
+    policy = DynamicScale(init_scale=8.0)
+    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    ledger.fields.loss_trace.fill_(float("nan"))
+    _settle(policy, state, ledger, _part(1.0), hold=hold)
+    assert state.scale.item() == scale
+    assert not _record(ledger.total).loss_finite
+    assert ledger.fields.loss_trace.item() == 0.0
+
+
+def test_bad_steps_at_the_floor_are_counted_and_a_good_one_ends_the_count():
+    policy = DynamicScale(init_scale=2.0, min_scale=2.0)
+    state, ledger = _state(policy), new_ledger(CPU, 2.0)
+    counts = []
+    for skip in (1.0, 1.0, 0.0, 1.0):
+        _settle(policy, state, ledger, _part(skip))
+        counts.append(ledger.fields.floor_steps.item())
+    assert counts == [1.0, 2.0, 0.0, 1.0]
+
+
+def test_a_row_is_read_back_as_the_record_it_was():
+    ledger, part = new_ledger(CPU, 8.0), _part(norm=5.0)
+    _settle(DynamicScale(init_scale=8.0), _state(DynamicScale()), ledger, part)
+    expected = StepRecord(
+        step=1,
+        scale=8.0,
+        applied=True,
+        finite=True,
+        calibrated=False,
+        amax=2.0,
+        grad_norm=5.0,
+    )
+    assert _record(part.account) == expected
+    assert _record(ledger.total) == expected
+
+
+def test_a_part_that_did_not_step_is_neither_applied_nor_skipped():
+    ledger, part = new_ledger(CPU, 8.0), _part(stepped=False)
+    _settle(DynamicScale(init_scale=8.0), _state(DynamicScale()), ledger, part)
+    assert part.account.counts() == (0, 0)
+    assert not _record(part.account).applied
+
+
+def test_an_idle_account_says_that_nothing_was_read():
+    ledger, account = new_ledger(CPU, 8.0), new_account(CPU, applied=4, skipped=1)
+    settle_idle(ledger, [account], whole=True)
+    assert account.counts() == (4, 1)
+    record = _record(account)
+    assert record.step == 6
+    assert (record.read, record.applied, record.grad_norm) == (False, False, None)
+    assert _record(ledger.total) == record._replace(step=1)
+
+
+def test_a_bad_loss_without_gradients_is_not_held_against_the_next_step():
+    policy, ledger = DynamicScale(init_scale=8.0), new_ledger(CPU, 8.0)
+    ledger.fields.loss_trace.fill_(float("nan"))
+    settle_idle(ledger, [], whole=True)
+    assert not _record(ledger.total).loss_finite
+    _settle(policy, _state(policy), ledger, _part())
+    assert _record(ledger.total).loss_finite
+
+
+def test_an_optimizer_that_is_idle_beside_others_leaves_the_total_alone():
+    ledger, account = new_ledger(CPU, 8.0), new_account(CPU)
+    settle_idle(ledger, [account], whole=False)
+    assert account.tally.tolist() == [1, 0, 0]
+    assert ledger.total.tally.tolist() == [0, 0, 0]
+    assert not ledger.ring.any()
+
+
+def test_the_row_of_each_step_goes_to_its_place_in_the_ring():
+    policy, ledger, rows = DynamicScale(init_scale=8.0), new_ledger(CPU, 8.0), []
+    state = _state(policy)
+    for skip in (0.0, 1.0, 0.0):
+        _settle(policy, state, ledger, _part(skip))
+        rows.append(ledger.total.row.tolist())
+    _settle(policy, state, ledger, _part(1.0), _part())
+    rows.append(ledger.total.row.tolist())
+    settle_idle(ledger, [], whole=True)
+    rows.append(ledger.total.row.tolist())
+    assert ledger.ring[:5].tolist() == rows
+    assert not ledger.ring[5:].any()
+
+
+@pytest.mark.parametrize("updates", [RING - 1, RING, 7 * RING + 5])
+def test_the_ring_goes_round_by_the_count_of_updates(updates):
+    policy, ledger = DynamicScale(init_scale=8.0), new_ledger(CPU, 8.0)
+    ledger.total.set_tally(updates, 0)
+    _settle(policy, _state(policy), ledger, _part())
+    assert ledger.ring.any(dim=1).nonzero().tolist() == [[updates % RING]]
+
+
+def test_an_account_stands_at_the_counts_it_was_made_with():
+    assert new_account(CPU, applied=4, skipped=1).counts() == (4, 1)
+
+
+def test_a_state_of_the_shell_is_the_policys_own():
+    assert isinstance(_state(DynamicScale()), ScaleState)

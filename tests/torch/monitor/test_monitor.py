@@ -1,0 +1,255 @@
+"""A scaler judges its steps as their facts arrive, and says what is to be said."""
+
+import gc
+import json
+import logging
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from gradscale import HopelessRun
+from gradscale.recording import console as telling
+from gradscale.runfile import open_run
+from gradscale.torch import GradScaler, optim
+from tests.torch.training import INF, NAN, parameter, planted
+
+
+def train(scaler, steps, *, nan_from=math.inf):
+    """Train a small model whose loss is NaN from some step on."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        x = torch.full((8, 4), NAN if step >= nan_from else 1.0)
+        scaler.scale(model(x).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return model
+
+
+@pytest.fixture
+def heard(caplog):
+    """Return what the scaler has said so far, as text."""
+    caplog.set_level(logging.INFO, "gradscale")
+    return lambda: "\n".join(caplog.messages)
+
+
+def codes(said):
+    """Return the codes of the findings that were said."""
+    return [line.split()[0] for line in said.splitlines() if line[:2] == "GS"]
+
+
+@pytest.mark.parametrize("exponent", [24, 32])
+def test_a_healthy_run_prints_exactly_one_line(exponent, heard):
+    scaler, param = GradScaler("cpu", init_scale=2.0**exponent), parameter(2)
+    optimizer = torch.optim.SGD([param], lr=1e-6, fused=True)
+    for step in range(5000):
+        optimizer.zero_grad()
+        # A loss scale of 2**15 is the largest that fits, with a little noise.
+        fits = scaler.get_scale() <= 2.0 ** (15 + (step % 7 == 0))
+        scaler.scale(planted(param, 1.0 if fits else INF)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    [line] = heard().splitlines()
+    skips = exponent - 15
+    expected = f"GS001 calibrated: S 2^{exponent} -> 2^15 after {skips} skips"
+    assert expected in line
+
+
+def test_a_loss_that_stays_nan_stops_the_run_within_ten_steps(heard, tmp_path):
+    scaler = GradScaler("cpu", guard="raise")
+    with pytest.raises(HopelessRun, match="lower scale can help") as caught:
+        train(scaler, 200, nan_from=100)
+    assert caught.value.code == "GS203"
+    assert scaler.last.step <= 110
+    assert scaler.get_scale() == 2.0**16
+    [bundle] = tmp_path.glob("gradscale-bundle-*")
+    assert f"bundle {bundle}" in str(caught.value)
+    names = {path.name for path in bundle.iterdir()}
+    assert names == {
+        "finding.json",
+        "steps.json",
+        "scaler.json",
+        "versions.json",
+        "manifest.json",
+    }
+    steps = json.loads((bundle / "steps.json").read_text())
+    assert [step["step"] for step in steps][-1] == 107
+    assert not steps[-1]["loss_finite"]
+    assert "none" in json.loads((bundle / "manifest.json").read_text())["user data"]
+    assert "GS203" in codes(heard())
+
+
+def test_by_default_it_is_only_said_and_the_scale_moves_as_torchs_does(heard, tmp_path):
+    ours, theirs = GradScaler("cpu"), torch.amp.GradScaler("cpu")
+    train(ours, 116, nan_from=100)
+    train(theirs, 116, nan_from=100)
+    assert ours.get_scale() == theirs.get_scale() < 2.0**16
+    assert codes(heard()).count("GS203") == 2
+    assert list(tmp_path.glob("gradscale-bundle-*")) == []
+
+
+def test_every_step_is_in_the_run_file_with_its_loss(tmp_path):
+    path = tmp_path / "run.gs"
+    scaler = GradScaler("cpu", record=path, guard="report")
+    train(scaler, 40, nan_from=30)
+    scaler.close()
+    with open_run(path) as run:
+        rows = list(run.steps())
+        events = [event.code for event in run.events()]
+    assert [row.step for row in rows] == list(range(1, 41))
+    assert [row.verdict for row in rows[:29]] == ["GS000"] * 29
+    assert {row.verdict for row in rows[29:]} == {"GS203"}
+    assert all(math.isfinite(row.loss) for row in rows[:29])
+    assert all(math.isnan(row.loss) for row in rows[29:])
+    assert "GS203" in events
+
+
+class Block(nn.Module):
+    """A layer that goes wrong after a while, in one direction."""
+
+    def __init__(self, bad):
+        super().__init__()
+        self.layer, self.bad, self.calls = nn.Linear(8, 8), bad, 0
+
+    def forward(self, x):
+        y = self.layer(x).tanh()
+        self.calls += 1
+        if self.calls > 20 and self.bad == "forward":
+            y = y * INF
+        if self.calls > 20 and self.bad == "backward":
+            # Finite, and its derivative is 0 / 0.
+            y = y + torch.sqrt((y * 0.0).abs())
+        return x + y
+
+
+@pytest.mark.parametrize("place", [0, 13, 23])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("named", [True, False])
+def test_the_one_poisoned_layer_of_24_is_named(place, direction, named, heard):
+    torch.manual_seed(0)
+    bad = [direction if i == place else None for i in range(24)]
+    net = nn.Sequential(*map(Block, bad))
+    optimizer = optim.AdamW(net.parameters())
+    scaler = GradScaler("cpu", model=net if named else None)
+    for _ in range(32):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.randn(4, 8)).square().mean()).backward()
+        scaler.clip_grad_norm_(optimizer, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    said = heard()
+    assert f"where   {direction} of {place} (Block)" in said
+
+
+def test_a_healthy_twin_names_nobody(heard):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(Block(None) for _ in range(24)))
+    optimizer = optim.AdamW(net.parameters())
+    scaler = GradScaler("cpu", model=net)
+    for _ in range(32):
+        optimizer.zero_grad()
+        scaler.scale(net(torch.randn(4, 8)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert heard() == ""
+    assert not scaler._monitor.armed.armed
+
+
+def test_diagnose_replays_the_batch_that_failed():
+    net = nn.Sequential(*(Block("backward" if i == 2 else None) for i in range(4)))
+    for block in net:
+        block.calls = 100
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler, x = GradScaler("cpu", model=net), torch.randn(4, 8)
+    scaler.scale(net(x).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    seen = scaler.diagnose(lambda: net(x).square().mean())
+    assert (seen.direction, seen.module, seen.operation) == ("backward", "2", "sqrt")
+
+
+def test_where_nobody_logs_it_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(telling._log, "hasHandlers", lambda: False)
+    train(GradScaler("cpu"), 116, nan_from=100)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "gradscale GS203 step 107: the loss is nan before scaling" in printed.err
+
+
+def test_a_scaler_that_is_gone_leaves_no_instruments_behind():
+    def fail():
+        scaler, model = GradScaler("cpu"), train(GradScaler("cpu"), 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(12):
+            scaler.scale(model(torch.full((1, 4), NAN)).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler._monitor.armed.armed
+        assert len(hooks) > before
+
+    # Scalers of other tests that wait for the collector take theirs away before.
+    gc.collect()
+    hooks = nn.modules.module._global_forward_hooks
+    before = len(hooks)
+    fail()
+    gc.collect()
+    assert len(hooks) == before
+
+
+def test_a_second_trouble_has_a_place_of_its_own(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = GradScaler("cpu", record=tmp_path / "run.gs")
+    for step in range(1, 61):
+        optimizer.zero_grad()
+        bad = step in range(11, 17) or step in range(41, 47)
+        batch = torch.full((2, 4), NAN if bad else 1.0)
+        scaler.scale(model(batch).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    with open_run(tmp_path / "run.gs") as run:
+        places = [event.step for event in run.events() if "direction" in event.data]
+    assert [step // 30 for step in places] == [0, 1]
+
+
+def bundled(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+def test_a_bundle_is_written_on_request_and_says_what_it_holds(tmp_path):
+    scaler = GradScaler("cpu")
+    train(scaler, 30, nan_from=20)
+    folder = scaler.write_bundle(tmp_path)
+    assert folder.parent == tmp_path
+    assert bundled(folder, "finding.json")["code"] == "GS203"
+    # Facts are two steps old.
+    assert [step["step"] for step in bundled(folder, "steps.json")][-1] == 28
+    names = {path.name for path in folder.iterdir()} - {"manifest.json"}
+    manifest = bundled(folder, "manifest.json")
+    assert manifest.keys() == names | {"user data"}
+    assert manifest["user data"].startswith("none")
+    assert scaler.write_bundle(tmp_path) != folder
+
+
+def test_a_batch_is_in_a_bundle_only_if_it_was_given(tmp_path):
+    scaler, batch = GradScaler("cpu"), {"x": torch.arange(3)}
+    train(scaler, 5)
+    folder = scaler.write_bundle(tmp_path, batch=batch)
+    kept = torch.load(folder / "batch.pt", weights_only=True)
+    assert torch.equal(kept["x"], batch["x"])
+    assert "batch.pt" in bundled(folder, "manifest.json")["user data"]
+    assert not (folder / "finding.json").exists()
+
+
+def test_a_bundle_that_cannot_be_written_leaves_nothing(tmp_path):
+    scaler = GradScaler("cpu")
+    train(scaler, 5)
+    with pytest.raises(Exception, match="pickle"):
+        scaler.write_bundle(tmp_path, batch=lambda: None)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,99 @@
+"""Small networks whose backward flushes, and such that have true zeros."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gradscale.torch.grads.collect import gather
+from gradscale.torch.underflow.meter import Meter
+from gradscale.torch.underflow.sample import UnderflowSample
+
+# A network and its input; labels are drawn for as many rows.
+Net = tuple[nn.Module, Tensor]
+
+
+def sigmoids(depth: int) -> Net:
+    """Return a stack whose gradients get smaller by octaves from layer to layer."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(16, 32)]
+    for _ in range(depth):
+        layers += [nn.Sigmoid(), nn.Linear(32, 32)]
+    return nn.Sequential(*layers, nn.Sigmoid(), nn.Linear(32, 4)), torch.randn(32, 16)
+
+
+def rectified() -> Net:
+    """Return a network of which a quarter of all gradients is truly 0."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(32, 64)]
+    for _ in range(4):
+        layers += [nn.ReLU(), nn.Linear(64, 64)]
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(64, 10)), torch.randn(64, 32)
+
+
+def embedding() -> Net:
+    """Return a network with a table of which a batch asks for few rows."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.EmbeddingBag(5000, 32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)
+    )
+    return model, torch.randint(0, 5000, (16, 8))
+
+
+class Adapted(nn.Module):
+    """A frozen layer and a product beside it, whose second factor begins as 0."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.down = nn.Linear(inputs, 4, bias=False)
+        self.up = nn.Linear(4, outputs, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what both make of it."""
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted() -> Net:
+    """Return a network in which whole gradients are truly 0."""
+    torch.manual_seed(0)
+    layers = Adapted(32, 64), nn.ReLU(), Adapted(64, 64), nn.ReLU(), Adapted(64, 10)
+    return nn.Sequential(*layers), torch.randn(64, 32)
+
+
+def backward(net: Net, scale: float, *, half: bool) -> None:
+    """Leave the gradients of a scaled loss, made in float16 where asked for."""
+    model, x = net
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, 2, (len(x),), generator=generator)
+    model.zero_grad()
+    with torch.autocast("cpu", dtype=torch.float16, enabled=half):
+        outputs = model(x)
+    (cross_entropy(outputs.float(), labels) * scale).backward()
+
+
+def sampled(make: Callable[[], Net], scale: float) -> UnderflowSample:
+    """Return the sample of one step in float16."""
+    net, meter = make(), Meter()
+    backward(net, scale, half=True)
+    gradients = gather(list(net[0].parameters()), allow_fp16=True)
+    meter.sample(gradients, torch.tensor(scale), (net[0],))
+    meter.turn()
+    (sample,) = meter.finish()
+    return sample
+
+
+def really_lost(make: Callable[[], Net], scale: float) -> float:
+    """Return the share of what f32 has and float16 has as 0."""
+    exact, coarse = make(), make()
+    backward(exact, scale, half=False)
+    backward(coarse, scale, half=True)
+    lost = every = 0
+    for ours, theirs in zip(exact[0].parameters(), coarse[0].parameters(), strict=True):
+        if ours.grad is not None and theirs.grad is not None:
+            there = ours.grad != 0.0
+            every += int(there.sum())
+            lost += int((there & (theirs.grad == 0.0)).sum())
+    return lost / every

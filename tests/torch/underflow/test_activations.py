@@ -1,0 +1,228 @@
+"""Gradients of activations: counted in sampled steps, and no hook in any other."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from gradscale.torch.grads.collect import gather
+from gradscale.torch.kernels.plain_histogram import count_tensors
+from gradscale.torch.underflow.meter import Meter
+from gradscale.torch.underflow.sample import OUTPUT, row_of
+from tests.torch.small_gradients import loss_of, run_step, small_net
+
+ANY = (torch.float32, torch.float16)
+
+
+def hooks_on(model):
+    return sum(len(module._forward_hooks) for module in model.modules())
+
+
+def finished(meter, model, loss):
+    """Run backward and end the step; return its sample."""
+    loss.backward()
+    params = [param for param in model.parameters() if param.grad is not None]
+    meter.sample(gather(params, allow_fp16=True), torch.tensor(1.0), (model,))
+    meter.turn()
+    (sample,) = meter.finish()
+    return sample
+
+
+def test_the_counts_are_those_of_the_gradients_that_flow():
+    model, meter, seen = small_net(), Meter(), {}
+    meter.watch_activations(model)
+
+    def keep(name):
+        def forward_hook(module, inputs, output):
+            output.register_hook(lambda grad: seen.__setitem__(name, grad.clone()))
+
+        return forward_hook
+
+    for name, module in model.named_children():
+        module.register_forward_hook(keep(name))
+    sample = finished(meter, model, loss_of(model, half=True))
+    assert {grad.dtype for grad in seen.values()} == {torch.float16}
+    assert set(sample.activations) == set(seen) == {"0", "1", "2", "3"}
+    for name, grad in seen.items():
+        told = sample.activations[name]
+        row = row_of(told)
+        assert row.total == grad.numel()
+        assert row.zeros == int((grad == 0.0).sum())
+        tiny = (grad != 0.0) & (grad.float().abs() < 2.0**-14)
+        assert row.subnormals == int(tiny.sum())
+        assert sum(told.bins) == int(count_tensors([grad])[0, 2:61].sum())
+
+
+@pytest.mark.parametrize(("factor", "flushed"), [(2.0**6, False), (2.0**-13, True)])
+def test_a_flush_is_seen_at_the_module_where_it_happens(factor, flushed):
+    model, meter = small_net(), Meter()
+    meter.watch_activations(model)
+    sample = finished(meter, model, factor * loss_of(model, half=True))
+    assert (sample.activations["3"].zeros > 0) == flushed
+
+
+def test_rows_for_the_run_file_tell_modules_from_parameters():
+    model, meter = small_net(), Meter()
+    meter.watch_activations(model)
+    rows = finished(meter, model, loss_of(model, half=True)).rows()
+    assert set(rows) == {f"{n}.weight" for n in (0, 2, 3)} | {
+        str(n) + OUTPUT for n in range(4)
+    }
+
+
+def test_hooks_are_there_in_sampled_steps_only():
+    model, meter = small_net(), Meter(every=4)
+    meter.watch_activations(model)
+    there = {}
+    for step in range(1, 10):
+        there[step] = hooks_on(model) > 0
+        run_step(meter, model, 1.0, half=True)
+    assert there == {step: step in (1, 2, 4, 8) for step in range(1, 10)}
+
+
+def test_watching_can_be_ended():
+    model, meter = small_net(), Meter(every=1)
+    meter.watch_activations(model)
+    loss = loss_of(model, half=True)
+    meter.ignore_activations()
+    assert hooks_on(model) == 0
+    assert finished(meter, model, loss).activations == {}
+    assert hooks_on(model) == 0
+
+
+def test_a_graph_that_is_kept_calls_nobody_any_more():
+    model, meter = small_net(), Meter(every=100)
+    meter.watch_activations(model)
+    loss = loss_of(model, half=True)
+    loss.backward(retain_graph=True)
+    run_step(meter, model, 1.0, half=True)
+    (watched,) = meter._watched
+    loss.backward()
+    assert watched._counts == {}
+
+
+def test_values_and_gradients_are_the_same_as_without():
+    with_it, without = small_net(), small_net()
+    meter = Meter(every=1)
+    meter.watch_activations(with_it)
+    run_step(meter, with_it, 8.0, half=True)
+    (8.0 * loss_of(without, half=True)).backward()
+    for ours, theirs in zip(with_it.parameters(), without.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
+
+
+def test_an_output_that_is_passed_on_is_counted_once_for_the_innermost_module():
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    model, meter = torch.nn.Sequential(inner), Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    sample = finished(meter, model, model(torch.ones(2, 4)).sum())
+    assert {name: seen.total for name, seen in sample.activations.items()} == {"0.0": 6}
+
+
+def test_passes_of_one_step_are_added_up():
+    model, meter = torch.nn.Linear(4, 3), Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    model(torch.ones(2, 4)).sum().backward()
+    sample = finished(meter, model, model(torch.ones(5, 4)).sum())
+    assert sample.activations[""].total == 6 + 15
+
+
+def test_gradients_of_other_dtypes_are_passed_over():
+    model, meter = torch.nn.Linear(4, 3), Meter()
+    meter.watch_activations(model)
+    sample = finished(meter, model, model(torch.ones(2, 4)).sum())
+    assert sample.activations == {}
+
+
+def test_outputs_in_tuples_and_dicts_are_seen_and_such_without_gradient_are_not():
+    class Several(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return {
+                "a": (self.weight * x, x.detach()),
+                "b": [2.0 * self.weight],
+                "c": 1,
+            }
+
+    model, meter = Several(), Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    out = model(torch.ones(3))
+    sample = finished(meter, model, out["a"][0].sum() + out["b"][0].sum())
+    assert sample.activations[""].total == 6
+
+
+def test_an_abandoned_step_leaves_no_counts():
+    model, meter = torch.nn.Linear(4, 3), Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    model(torch.ones(2, 4)).sum().backward()
+    meter.forget()
+    sample = finished(meter, model, model(torch.ones(5, 4)).sum())
+    assert sample.activations[""].total == 15
+
+
+def test_a_new_start_between_sampled_steps_leaves_no_hook():
+    model, meter = torch.nn.Linear(4, 3), Meter(every=100)
+    meter.watch_activations(model, dtypes=ANY)
+    assert hooks_on(model) == 1
+    meter.start(150)
+    assert hooks_on(model) == 0
+
+
+def test_a_start_from_where_it_is_changes_nothing():
+    model, meter = torch.nn.Linear(4, 3), Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    loss = model(torch.ones(2, 4)).sum()
+    meter.start(0)
+    assert finished(meter, model, loss).activations[""].total == 6
+
+
+def test_a_compiled_model_is_left_alone():
+    model, meter = torch.nn.Sequential(torch.nn.Linear(4, 3)), Meter()
+    model[0].compile(backend="eager")
+    meter.watch_activations(model)
+    assert hooks_on(model) == 0
+
+
+def test_a_model_that_is_gone_is_not_kept():
+    model, meter = torch.nn.Linear(4, 3), Meter(every=4)
+    meter.watch_activations(model)
+    meter.turn()
+    meter.turn()
+    del model
+    (watched,) = meter._watched
+    meter.turn()
+    assert meter.wanted
+    assert not watched.on
+
+
+def test_watching_begins_with_the_next_sampled_step():
+    model, meter = torch.nn.Linear(4, 3), Meter(every=4)
+    meter.turn()
+    meter.turn()
+    meter.watch_activations(model)
+    assert hooks_on(model) == 0
+    meter.turn()
+    assert hooks_on(model) == 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_does_not_disturb(reentrant):
+    model, meter = torch.nn.Linear(4, 3), Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    x = torch.ones(2, 4, requires_grad=True)
+    out = checkpoint(model, x, use_reentrant=reentrant)
+    sample = finished(meter, model, out.sum())
+    assert sample.activations[""].total == 6
+
+
+def test_a_module_that_writes_in_place_does_not_disturb():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(inplace=True))
+    meter = Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    sample = finished(meter, model, model(torch.ones(2, 4)).sum())
+    assert {name: seen.total for name, seen in sample.activations.items()} == {
+        "0": 6,
+        "1": 6,
+    }
