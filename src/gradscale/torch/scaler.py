@@ -49,7 +49,7 @@ from gradscale.torch.grads.unscale import inverse, multiply_
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.locate.diagnose import diagnose
-from gradscale.torch.locate.result import Diagnosis
+from gradscale.torch.locate.result import Location
 from gradscale.torch.monitor.model_lookup import Roots, root_of
 from gradscale.torch.monitor.monitor import Monitor
 from gradscale.torch.monitor.process import process_here
@@ -224,7 +224,7 @@ class GradScaler(torch.amp.GradScaler):
         self._ranks.losses_are_known = False
         scaled = times(output, scale)
         if host_may_act():
-            self._monitor.armed.watch_loss(scaled, output)
+            self._monitor.module_hooks.watch_loss(scaled, output)
             closed_params = self._iteration.closed_params
             watch_backward(scaled, closed_params, self._report_late_backward)
         return scaled
@@ -782,7 +782,7 @@ class GradScaler(torch.amp.GradScaler):
         skipped = self.skipped_steps
         return postfix(self.get_scale(), skipped, skipped + self.applied_steps)
 
-    def diagnose(self, closure: Callable[[], Any]) -> Diagnosis:
+    def diagnose(self, closure: Callable[[], Any]) -> Location:
         """Replay a batch that failed, and name where a value stopped being finite.
 
         At the scale of the last step. Nothing of the model changes. Syncs.

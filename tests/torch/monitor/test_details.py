@@ -343,7 +343,7 @@ def test_the_weights_of_a_model_that_is_gone_are_not_looked_at(tmp_path):
             with torch.no_grad():
                 model.weight.fill_(NAN)
             del model, optimizer
-            scaler._monitor.armed.disarm()
+            scaler._monitor.module_hooks.disable()
     gc.collect()
     assert gone() is None
     assert all(record.weights_finite for record in scaler._monitor._records)

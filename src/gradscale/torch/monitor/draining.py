@@ -20,9 +20,9 @@ def drain(monitor: "Monitor", mailbox: Mailbox, ledger: Ledger, pid: int) -> Non
     """
     if os.getpid() != pid:
         return
-    monitor.armed.disarm()
+    monitor.module_hooks.disable()
     for _ in range(LAG):
         monitor.look(ledger, {})
         monitor.see(mailbox.exchange(ledger), None)
     monitor.hurry()
-    monitor.armed.disarm()
+    monitor.module_hooks.disable()

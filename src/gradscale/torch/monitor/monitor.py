@@ -22,7 +22,7 @@ from gradscale.torch.device_state.calm import STEPS, Calm
 from gradscale.torch.device_state.host_copy import LAG, LateRow, Mailbox
 from gradscale.torch.device_state.layout import Ledger, record_of
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.locate.module_hooks import Armed
+from gradscale.torch.locate.module_hooks import ModuleHooks
 from gradscale.torch.monitor.draining import drain
 from gradscale.torch.monitor.evidence import Case, Inquiry
 from gradscale.torch.monitor.process import process_here
@@ -61,7 +61,7 @@ class Monitor:
         kernels: As for the scaler.
 
     Attributes:
-        armed: The instruments.
+        module_hooks: The module hooks.
         meter: The underflow meter; it samples where somebody hears of it.
         heard: There is a run file or a sink.
         quiet: Nothing is left to be done, so that calm steps may be put off.
@@ -76,9 +76,9 @@ class Monitor:
         sinks: Iterable[Any] = (),
         kernels: Kernels = "auto",
     ) -> None:
-        self.armed = Armed()
+        self.module_hooks = ModuleHooks()
         # Hooks are on all modules: a scaler that is gone must not leave them there.
-        weakref.finalize(self, self.armed.disarm).atexit = False
+        weakref.finalize(self, self.module_hooks.disable).atexit = False
         self._judge = Judge()
         self._guard = guard
         self._inquiry = Inquiry(model, peaks=recorder is not None)
@@ -111,14 +111,14 @@ class Monitor:
         self._updates += 1
         self._behind.append(settled)
         self._sample = self.meter.end_step()
-        if self.armed.armed:
+        if self.module_hooks.enabled:
             record = record_of(ledger.total.row.tolist(), int(ledger.total.tally[0]))
             if record.finite and record.norm_finite:
-                self.armed.well()
-                if not self.armed.armed:
+                self.module_hooks.finite_step()
+                if not self.module_hooks.enabled:
                     self._places.clear()
             else:
-                self._places.say(self.armed.finding(record.scale), record.step)
+                self._places.say(self.module_hooks.locate(record.scale), record.step)
 
     def begin(self, owner: Any, mailbox: Mailbox, ledger: Ledger) -> None:
         """Make the run file, if there is to be one and it is not there yet.
@@ -193,7 +193,7 @@ class Monitor:
         self.quiet = False
         while self._waiting and self._waiting[0][0] <= self._updates:
             self._judge_next(state)
-        busy = self._waiting or self._sinks or self.armed.armed
+        busy = self._waiting or self._sinks or self.module_hooks.enabled
         self.quiet = self._judge.settled and not busy
 
     def clear(self) -> None:
@@ -225,7 +225,7 @@ class Monitor:
         elif self._recorder is not None:
             self._recorder.close()
         self.hurry()
-        self.armed.disarm()
+        self.module_hooks.disable()
 
     def _judge_calm(self) -> None:
         """Judge the steps that were put off."""
@@ -245,7 +245,7 @@ class Monitor:
 
     def _judge_next(self, state: Callable[[], dict[str, Any]] | None) -> None:
         _, case = self._waiting.popleft()
-        order, suspect = self.armed.order, self._bad >= SUSPECT
+        order, suspect = self.module_hooks.backward_order, self._bad >= SUSPECT
         found = self._inquiry.end(case, order, suspect=suspect)
         self._judge.tensors = max(self._judge.tensors, found.tensors)
         judged = self._judge_row(
@@ -296,8 +296,8 @@ class Monitor:
             self._bad = 0
         elif judged.verdict not in _EXPLAINED:
             self._bad += 1
-        if self._bad < ARMED_AFTER or self.armed.armed:
+        if self._bad < ARMED_AFTER or self.module_hooks.enabled:
             return
         model = self._inquiry.model_behind(steps)
         if model is not None:
-            self.armed.arm(model)
+            self.module_hooks.enable(model)

@@ -11,7 +11,7 @@ from gradscale.judge.findings import Finding
 from gradscale.recording.bundle import write_bundle
 from gradscale.recording.console import say
 from gradscale.recording.recorder import Recorder
-from gradscale.torch.locate.result import Diagnosis
+from gradscale.torch.locate.result import Location
 from gradscale.torch.monitor.process import process_here
 
 # Where bundles go if there is no run file beside which they could lie.
@@ -29,7 +29,7 @@ class LocationReport:
         self._recorder = recorder
         self._said: set[tuple[str | None, str]] = set()
 
-    def say(self, seen: Diagnosis, step: int) -> None:
+    def say(self, seen: Location, step: int) -> None:
         """Write down and say what the instruments saw in a step, if it is new."""
         place = seen.module, seen.direction
         if not seen.found or place in self._said:
