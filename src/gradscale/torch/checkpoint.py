@@ -22,7 +22,6 @@ SHORT_LIVED = (
     "_watchman",
     "_ranks",
     "_monitor",
-    "_roots",
     "_disabled_book",
 )
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")

@@ -50,7 +50,7 @@ from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.locate.diagnose import diagnose
 from gradscale.torch.locate.result import Location
-from gradscale.torch.monitor.model_lookup import Roots, root_of
+from gradscale.torch.monitor.model_lookup import find_model
 from gradscale.torch.monitor.monitor import Monitor
 from gradscale.torch.monitor.process import process_here
 from gradscale.torch.names import names_of
@@ -184,7 +184,6 @@ class GradScaler(torch.amp.GradScaler):
             replicas=replicas_of(self._model),
             share_losses=self._guard == "raise",
         )
-        self._roots = Roots()
         self._disabled_book = DisabledBook()
 
     def _recorder(self) -> Recorder | None:
@@ -489,10 +488,9 @@ class GradScaler(torch.amp.GradScaler):
         first = not unscaled and not self._iteration.params_clips
         if first and host_may_act() and self._monitor.meter.wanted:
             # The clip is written at once: later there is nothing left to count in.
-            key, groups = hash(tuple(map(id, params))), [{"params": params}]
             namer: Any = self._model
             if namer is None:
-                namer = self._roots.of(key, groups)
+                namer = self._monitor.model_lookup.of_params(params)
             self._monitor.meter.sample(gradients, behind, (namer,))
         inv_scale = inverse(behind)
         clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type, voice)
@@ -794,7 +792,7 @@ class GradScaler(torch.amp.GradScaler):
         _, ledger = self._books("diagnose")
         model = self._model
         if model is None:
-            model = root_of(params_of(list(self._iteration.settled.values())))
+            model = find_model(params_of(list(self._iteration.settled.values())))
         if model is None:
             raise messages.no_model()
         return diagnose(model, closure, ledger.used_scale)
@@ -990,7 +988,9 @@ class GradScaler(torch.amp.GradScaler):
         if self._model is not None or torch.compiler.is_compiling():
             return self._model
         # Looked for only where names are written down.
-        return self._roots.behind(optimizer) if self._monitor.heard else None
+        if not self._monitor.heard:
+            return None
+        return self._monitor.model_lookup.of_optimizer(optimizer)
 
     def _voice(self, key: int, params: list[Tensor]) -> Voice | None:
         """Return how to speak to other ranks; None where this one decides alone."""

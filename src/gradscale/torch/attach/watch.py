@@ -18,7 +18,7 @@ from gradscale.torch.device_state.host_copy import LAG, Mailbox
 from gradscale.torch.device_state.layout import RING, Facts, Ledger, new_ledger
 from gradscale.torch.devices import host_may_act, moved
 from gradscale.torch.grads.stats import largest
-from gradscale.torch.monitor.model_lookup import Roots
+from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.monitor.process import process_here
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.scaling import trace_of
@@ -115,7 +115,7 @@ class Watch:
     ) -> None:
         self._scaler = scaler
         self._model = model
-        self._roots = Roots()
+        self._lookup = ModelLookup()
         self._meter = Meter(recorder.sample_every)
         self._chronicle = Chronicle(recorder)
         self._mailbox = Mailbox()
@@ -195,7 +195,7 @@ class Watch:
         if state is None or state["stage"] is OptState.READY:
             model: Any = self._model
             if model is None:
-                model = self._roots.behind(optimizer)
+                model = self._lookup.of_optimizer(optimizer)
             self._peeks[id(optimizer)] = peek(optimizer, model)
             if self._meter.wanted and self._scaler._scale is not None:
                 self._sample(optimizer, model)

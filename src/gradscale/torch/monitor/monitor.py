@@ -24,7 +24,8 @@ from gradscale.torch.device_state.layout import Ledger, record_of
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.locate.module_hooks import ModuleHooks
 from gradscale.torch.monitor.draining import drain
-from gradscale.torch.monitor.evidence import Case, Inquiry
+from gradscale.torch.monitor.evidence import EvidenceCollector, PendingEvidence
+from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.monitor.process import process_here
 from gradscale.torch.monitor.reporting import LocationReport, bundle
 from gradscale.torch.step.optimizer_step import OpenStep
@@ -62,6 +63,7 @@ class Monitor:
 
     Attributes:
         module_hooks: The module hooks.
+        model_lookup: Finds the model of an optimizer.
         meter: The underflow meter; it samples where somebody hears of it.
         heard: There is a run file or a sink.
         quiet: Nothing is left to be done, so that calm steps may be put off.
@@ -81,7 +83,10 @@ class Monitor:
         weakref.finalize(self, self.module_hooks.disable).atexit = False
         self._judge = Judge()
         self._guard = guard
-        self._inquiry = Inquiry(model, peaks=recorder is not None)
+        self.model_lookup = ModelLookup()
+        self._evidence = EvidenceCollector(
+            model, self.model_lookup, peaks=recorder is not None
+        )
         self._recorder = recorder
         self._sinks = list(sinks)
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
@@ -92,7 +97,7 @@ class Monitor:
         self._updates = 0
         self._behind: deque[Mapping[int, OpenStep]] = deque(maxlen=LAG + 1)
         # Each with the update in which it is judged, the same on every rank.
-        self._waiting: deque[tuple[int, Case]] = deque()
+        self._waiting: deque[tuple[int, PendingEvidence]] = deque()
         self._records: deque[StepRecord] = deque(maxlen=REMEMBERED)
         self._calm = Calm()
         self._found: Finding | None = None
@@ -118,7 +123,7 @@ class Monitor:
                 if not self.module_hooks.enabled:
                     self._places.clear()
             else:
-                self._places.say(self.module_hooks.locate(record.scale), record.step)
+                self._places.report(self.module_hooks.locate(record.scale), record.step)
 
     def begin(self, owner: Any, mailbox: Mailbox, ledger: Ledger) -> None:
         """Make the run file, if there is to be one and it is not there yet.
@@ -239,14 +244,14 @@ class Monitor:
         seen = last and len(self._behind) > LAG
         steps = list(self._behind[0].values()) if seen else []
         sample = self._sample if seen else None
-        case = self._inquiry.begin(late, steps, sample, suspect=self._bad >= SUSPECT)
-        due = self._updates + (LAG if case.on_its_way else 0)
+        case = self._evidence.start(late, steps, sample, suspect=self._bad >= SUSPECT)
+        due = self._updates + (LAG if case.in_flight else 0)
         self._waiting.append((due, case))
 
     def _judge_next(self, state: Callable[[], dict[str, Any]] | None) -> None:
         _, case = self._waiting.popleft()
         order, suspect = self.module_hooks.backward_order, self._bad >= SUSPECT
-        found = self._inquiry.end(case, order, suspect=suspect)
+        found = self._evidence.finish(case, order, suspect=suspect)
         self._judge.tensors = max(self._judge.tensors, found.tensors)
         judged = self._judge_row(
             found.record, state, found.culprits, found.peaks, case.sample
@@ -298,6 +303,6 @@ class Monitor:
             self._bad += 1
         if self._bad < ARMED_AFTER or self.module_hooks.enabled:
             return
-        model = self._inquiry.model_behind(steps)
+        model = self._evidence.model_of(steps)
         if model is not None:
             self.module_hooks.enable(model)
