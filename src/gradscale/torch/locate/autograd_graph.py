@@ -53,7 +53,7 @@ def leaves_of(nodes: Iterable[Any], losses: Iterable[Tensor]) -> list[Tensor]:
 def leaf_behind(node: Any) -> Tensor | None:
     """Return the leaf that receives the gradient of `node` through views and casts.
 
-    None if another operation lies between them.
+    None if there is another operation between them.
     """
     for _ in range(MAX_VIEWS):
         if node is None:
