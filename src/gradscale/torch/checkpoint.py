@@ -20,7 +20,6 @@ SHORT_LIVED = (
     "_warn",
     "_ranks",
     "_monitor",
-    "_roots",
     "_disabled_steps",
 )
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")

@@ -23,7 +23,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 moved = to_device
 
-_C_TYPES = {
+_C_TYPES: dict[torch.dtype, Any] = {
     torch.float32: ctypes.c_float,
     torch.float64: ctypes.c_double,
     torch.int32: ctypes.c_int32,

@@ -53,13 +53,13 @@ from gradscale.torch.grads.clip import (
 )
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import combine_norms
-from gradscale.torch.grads.unscale import inverse, multiply_
+from gradscale.torch.grads.unscale import inverse
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.kernels.torch_fused_adam import StandIn
 from gradscale.torch.locate.diagnose import diagnose
-from gradscale.torch.locate.result import Diagnosis
-from gradscale.torch.monitor.model_lookup import Roots, root_of
+from gradscale.torch.locate.result import Location
+from gradscale.torch.monitor.model_lookup import find_model
 from gradscale.torch.monitor.monitor import Monitor
 from gradscale.torch.monitor.process import process_here
 from gradscale.torch.names import names_of
@@ -200,7 +200,7 @@ class GradScaler(torch.amp.GradScaler):
         self._state: DeviceState | None = None
         self._entries: dict[int, OptimizerEntry] = {}
         self._iteration = Iteration()
-        self._warn = messages.WarnOnce()
+        self._warn = self._make_warnings()
         self._monitor = Monitor(
             guard=self._guard,
             model=self._model,
@@ -215,8 +215,10 @@ class GradScaler(torch.amp.GradScaler):
             replicas=replicas_of(self._model),
             share_losses=self._guard == "raise",
         )
-        self._roots = Roots()
         self._disabled_steps = DisabledCounter()
+
+    def _make_warnings(self) -> messages.WarnOnce:
+        return messages.WarnOnce()
 
     def _recorder(self) -> Recorder | None:
         """Return the recorder that was given, or one for the path that was."""
@@ -256,7 +258,7 @@ class GradScaler(torch.amp.GradScaler):
         self._ranks.losses_are_known = False
         scaled = times(output, scale)
         if can_touch_host():
-            self._monitor.hooks.watch_loss(scaled, output)
+            self._monitor.module_hooks.watch_loss(scaled, output)
             closed_params = iteration.closed_params
             watch_backward(scaled, closed_params, self._report_late_backward)
         return scaled
@@ -558,8 +560,7 @@ class GradScaler(torch.amp.GradScaler):
             # The clip is written at once: later the gradients are unscaled.
             namer: Any = self._model
             if namer is None:
-                key, groups = hash(tuple(map(id, params))), [{"params": params}]
-                namer = self._roots.of(key, groups)
+                namer = self._monitor.model_lookup.of_params(params)
             self._monitor.meter.sample(gradients, behind, (namer,))
         clip = clip_params_(
             gradients,
@@ -835,7 +836,7 @@ class GradScaler(torch.amp.GradScaler):
         skipped = self.skipped_steps
         return postfix(self.get_scale(), skipped, skipped + self.applied_steps)
 
-    def diagnose(self, closure: Callable[[], Any]) -> Diagnosis:
+    def diagnose(self, closure: Callable[[], Any]) -> Location:
         """Replay a batch that failed, and name where a value stopped being finite.
 
         At the scale of the last step. Nothing of the model changes. Syncs.
@@ -847,7 +848,7 @@ class GradScaler(torch.amp.GradScaler):
         _, state = self._required("diagnose")
         model = self._model
         if model is None:
-            model = root_of(params_of(list(self._iteration.settled.values())))
+            model = find_model(params_of(list(self._iteration.settled.values())))
         if model is None:
             raise messages.no_model()
         return diagnose(model, closure, state.used_scale)
@@ -1046,7 +1047,9 @@ class GradScaler(torch.amp.GradScaler):
         if self._model is not None or torch.compiler.is_compiling():
             return self._model
         # Searched for only where names are written down.
-        return self._roots.behind(optimizer) if self._monitor.recorded else None
+        if not self._monitor.recorded:
+            return None
+        return self._monitor.model_lookup.of_optimizer(optimizer)
 
     def _channel(self, key: int, params: list[Tensor]) -> RankChannel | None:
         """Return the channel to other ranks; None where this one decides alone."""

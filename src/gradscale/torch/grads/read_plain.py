@@ -20,8 +20,7 @@ PlainStats = tuple[Tensor, Tensor | None, Tensor | None]
 
 def read_on_device(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
     """Return the largest magnitude, that of each, and the norm. No host sync."""
-    wide = _at_least_f32(tensors[0].dtype)
-    each = torch.stack(torch._foreach_norm(tensors, math.inf, dtype=wide))
+    each = peaks_on_device(tensors)
     peak = each.amax()
     if norm_type is None:
         return peak, each, None
@@ -30,7 +29,7 @@ def read_on_device(tensors: list[Tensor], norm_type: float | None) -> PlainStats
     # MPS and some XPU devices have no f64.
     has_f64 = tensors[0].device.type in ("cuda", "cpu")
     norms = torch._foreach_norm(
-        tensors, norm_type, dtype=torch.float64 if has_f64 else wide
+        tensors, norm_type, dtype=torch.float64 if has_f64 else each.dtype
     )
     return peak, each, torch.linalg.vector_norm(torch.stack(norms), norm_type)
 
@@ -57,6 +56,12 @@ def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
     if norm_type == math.inf or not 0.0 < highest < math.inf:
         return peak, each, peak
     return peak, each, _norm_on_host(pieces, squares, norm_type)
+
+
+def peaks_on_device(tensors: list[Tensor]) -> Tensor:
+    """Return float[n], the largest magnitude of each, NaN if there is one."""
+    wide = _at_least_f32(tensors[0].dtype)
+    return torch.stack(torch._foreach_norm(tensors, math.inf, dtype=wide))
 
 
 def peaks_on_host(tensors: list[Tensor]) -> Tensor:

@@ -108,7 +108,8 @@ class GradStats:
         # functools.cached_property has a lock, which torch.compile refuses.
         if self._groups is None:
             self._groups = [
-                (kind.dtype, to_device(kind.largest(), self.home)) for kind in self.kinds
+                (kind.dtype, to_device(kind.largest(), self.home))
+                for kind in self.kinds
             ]
         return self._groups
 

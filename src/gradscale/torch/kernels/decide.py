@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels.reference import Decision, TensorStats
 from gradscale.torch.kernels.launch import launched
 from gradscale.torch.kernels.read import (
     CHUNK,
@@ -23,6 +22,7 @@ from gradscale.torch.kernels.read import (
     aligned,
     gather_slice,
 )
+from gradscale.torch.kernels.reference import Decision, TensorStats
 
 # Tensors whose results are put together at once.
 BLOCK, FEW = 1024, 256

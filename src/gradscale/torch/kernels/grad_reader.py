@@ -3,13 +3,12 @@
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from gradscale.torch.kernels import Kernels, on, usable
-from gradscale.torch.kernels.reference import Decision, TensorStats
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
 from gradscale.torch.kernels.pointer_table import TableCache
+from gradscale.torch.kernels.reference import Decision, TensorStats
 from gradscale.torch.tensor_list import Kind, Numbers, addresses
 
 

@@ -116,7 +116,7 @@ def _size_of_each(tensors: int, slices: int) -> int:
 
 
 def aligned(tensors: int) -> int:
-    """Return where the peaks begin in `PartialStats.each`: at a multiple of 16 bytes."""
+    """Return the index of the peaks in `PartialStats.each`: a multiple of 16 bytes."""
     return tensors + tensors % 2
 
 

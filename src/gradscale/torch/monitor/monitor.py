@@ -21,8 +21,9 @@ from gradscale.torch import messages
 from gradscale.torch.device_state.async_copy import LAG, PERIOD, HostRow, RowCopies
 from gradscale.torch.device_state.layout import DeviceState, record_of
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.locate.module_hooks import Armed
-from gradscale.torch.monitor.evidence import Case, Inquiry
+from gradscale.torch.locate.module_hooks import ModuleHooks
+from gradscale.torch.monitor.evidence import EvidenceCollector, PendingEvidence
+from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.monitor.process import process_here
 from gradscale.torch.monitor.reporting import LocationReport, bundle
 from gradscale.torch.step.optimizer_step import OptimizerStep
@@ -59,7 +60,8 @@ class Monitor:
         warn: Issues warnings.
 
     Attributes:
-        hooks: The module hooks.
+        module_hooks: The module hooks.
+        model_lookup: Finds the model of an optimizer.
         meter: The underflow meter; it samples where there is a run file or a sink.
         recorded: There is a run file or a sink.
     """
@@ -74,13 +76,16 @@ class Monitor:
         kernels: Kernels = "auto",
         warn: messages.WarnOnce | None = None,
     ) -> None:
-        self.hooks = Armed()
+        self.module_hooks = ModuleHooks()
         # Hooks are on all modules: a scaler that is gone must not leave them there.
-        weakref.finalize(self, self.hooks.disarm).atexit = False
+        weakref.finalize(self, self.module_hooks.disable).atexit = False
         self._judge = Judge()
         self._guard = guard
         self._warn = messages.WarnOnce() if warn is None else warn
-        self._inquiry = Inquiry(model, peaks=recorder is not None)
+        self.model_lookup = ModelLookup()
+        self._evidence = EvidenceCollector(
+            model, self.model_lookup, peaks=recorder is not None
+        )
         self._recorder = recorder
         self._sinks = list(sinks)
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
@@ -92,7 +97,7 @@ class Monitor:
         self._steps: deque[Mapping[int, OptimizerStep]] = deque(maxlen=LAG + PERIOD)
         self._samples: dict[int, UnderflowSample] = {}
         # Each with the update in which it is judged, the same on every rank.
-        self._waiting: deque[tuple[int, Case]] = deque()
+        self._waiting: deque[tuple[int, PendingEvidence]] = deque()
         self._records: deque[StepRecord] = deque(maxlen=REMEMBERED)
         self._found: Finding | None = None
         self._bad = 0
@@ -115,9 +120,10 @@ class Monitor:
             HopelessRun: No scale can help, and `guard` is "raise".
         """
         self._steps.append(steps)
-        if self.meter.turn():
-            self._samples.update((s.step, s) for s in self.meter.due())
-        if self.hooks.armed:
+        sample = self.meter.end_step()
+        if sample is not None:
+            self._samples[sample.step] = sample
+        if self.module_hooks.enabled:
             self._report_location(state)
         rows = self._copies.advance(state)
         if not rows and not self._waiting:
@@ -140,11 +146,12 @@ class Monitor:
         total = state.total
         record = record_of(total.row.tolist(), int(total.tally[0]))
         if record.finite and record.norm_finite:
-            self.hooks.well()
-            if not self.hooks.armed:
+            self.module_hooks.finite_step()
+            if not self.module_hooks.enabled:
                 self._locations.clear()
         else:
-            self._locations.say(self.hooks.finding(record.scale), record.step)
+            location = self.module_hooks.locate(record.scale)
+            self._locations.report(location, record.step)
 
     def _guard_scale(self, row: HostRow, scaler: Any) -> None:
         """Raise or warn as the facts of a row demand."""
@@ -183,6 +190,7 @@ class Monitor:
     def flush(self, state: DeviceState | None) -> None:
         """Judge all rows now, and forget what was sampled. Stops nothing. Syncs."""
         if state is not None:
+            self._samples.update((s.step, s) for s in self.meter.finish())
             self._judge_rows(self._copies.drain(state), None)
         self._judge_waiting(None)
 
@@ -200,7 +208,7 @@ class Monitor:
         elif self._recorder is not None:
             self._recorder.close()
         self._judge_waiting(None)
-        self.hooks.disarm()
+        self.module_hooks.disable()
 
     def _judge_rows(
         self,
@@ -216,15 +224,16 @@ class Monitor:
         now = self._copies.updates
         for row in rows:
             steps = self._steps_of(row)
-            sample = self._samples.pop(row.record.step, None)
+            sample = None
+            if row.update is not None:
+                sample = self._samples.pop(row.update, None)
             suspect = self._bad >= SUSPECT
-            case = self._inquiry.begin(row.record, steps, sample, suspect=suspect)
-            if case.evidence is None and not self._waiting:
-                self._judge_case(case, state_dict)
-            else:
-                due = now + (LAG if case.on_its_way else 0)
+            case = self._evidence.start(row.record, steps, sample, suspect=suspect)
+            if case.in_flight or self._waiting:
+                due = now + (LAG if case.in_flight else 0)
                 self._waiting.append((due, case))
-                self._judge_due(state_dict)
+            else:
+                self._judge_case(case, state_dict)
         self._judge_due(state_dict)
 
     def _judge_due(self, state_dict: Callable[[], dict[str, Any]] | None) -> None:
@@ -243,11 +252,11 @@ class Monitor:
         return list(self._steps[place].values()) if place >= 0 else []
 
     def _judge_case(
-        self, case: Case, state_dict: Callable[[], dict[str, Any]] | None
+        self, case: PendingEvidence, state_dict: Callable[[], dict[str, Any]] | None
     ) -> None:
         """Judge a step, record it, report the findings."""
-        order, suspect = self.hooks.order, self._bad >= SUSPECT
-        found = self._inquiry.end(case, order, suspect=suspect)
+        order, suspect = self.module_hooks.backward_order, self._bad >= SUSPECT
+        found = self._evidence.finish(case, order, suspect=suspect)
         record, culprits, peaks = found.record, found.culprits, found.peaks
         self._judge.tensors = max(self._judge.tensors, found.tensors)
         judged = self._judge.see(record, culprits)
@@ -285,11 +294,11 @@ class Monitor:
             return
         if judged.verdict not in _EXPLAINED:
             self._bad += 1
-        if self._bad < HOOKED_AFTER or self.hooks.armed:
+        if self._bad < HOOKED_AFTER or self.module_hooks.enabled:
             return
-        model = self._inquiry.model_behind(steps)
+        model = self._evidence.model_of(steps)
         if model is not None:
-            self.hooks.arm(model)
+            self.module_hooks.enable(model)
 
 
 def _drain(monitor: Monitor, state: DeviceState, pid: int) -> None:
@@ -301,6 +310,6 @@ def _drain(monitor: Monitor, state: DeviceState, pid: int) -> None:
         pid: The process that may; one forked from it leaves it to its parent.
     """
     if os.getpid() == pid:
-        monitor.hooks.disarm()
+        monitor.module_hooks.disable()
         monitor.flush(state)
-        monitor.hooks.disarm()
+        monitor.module_hooks.disable()

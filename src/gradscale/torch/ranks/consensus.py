@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gradscale.torch.device_state.layout import DeviceState
 from gradscale.torch.devices import can_touch_host
-from gradscale.torch.grads.stats import RankStats, GradStats
-from gradscale.torch.ranks.desync import RankPosition, DesyncCheck
+from gradscale.torch.grads.stats import GradStats, RankStats
+from gradscale.torch.ranks.desync import DesyncCheck, RankPosition
 from gradscale.torch.ranks.payload import agreed_of, exchange, payload_of
 from gradscale.torch.ranks.sharding import Sharding, sharding_of
 
@@ -193,7 +193,9 @@ class Ranks:
             return None
         return RankChannel(self, known, sharding, state, scale, position)
 
-    def _compare(self, state: DeviceState, scale: Tensor, position: RankPosition) -> None:
+    def _compare(
+        self, state: DeviceState, scale: Tensor, position: RankPosition
+    ) -> None:
         """Compare the positions of replicas once: other settings are a desync."""
         if can_touch_host():
             self._compared = True

@@ -51,7 +51,9 @@ class DesyncCheck:
         self._late: deque[tuple[AsyncFlag, Tensor, RankPosition]] = deque()
         self._begun = False
 
-    def note(self, payloads: Tensor, astray: Tensor, position: RankPosition, group: Any) -> None:
+    def note(
+        self, payloads: Tensor, astray: Tensor, position: RankPosition, group: Any
+    ) -> None:
         """Check one exchange.
 
         Args:
@@ -73,11 +75,15 @@ class DesyncCheck:
                 raise _apart(payloads.tolist(), position, group)
 
 
-def _apart(payloads: list[list[float]], position: RankPosition, group: Any) -> OrderError:
+def _apart(
+    payloads: list[list[float]], position: RankPosition, group: Any
+) -> OrderError:
     """Return the error that names the ranks; all of them call it."""
     whole = torch.distributed.group.WORLD if group is None else group
     ranks = torch.distributed.get_process_group_ranks(whole)
-    refusing = [rank for rank, payload in zip(ranks, payloads, strict=True) if payload[REFUSES]]
+    refusing = [
+        rank for rank, payload in zip(ranks, payloads, strict=True) if payload[REFUSES]
+    ]
     if refusing:
         return OrderError(
             f"{_named(refusing).capitalize()} found gradients that cannot be used, and "

@@ -49,12 +49,13 @@ class Path(NamedTuple):
 
 
 MEANING = {
-    StepMode.OWN: "the gradients are read once and used in one pass, without a host sync",
-    StepMode.FUSED: "the gradients are read once; PyTorch's fused kernel unscales, clips "
-    "and steps, without a host sync",
+    StepMode.OWN: "the gradients are read once and used in one pass, without a host "
+    "sync",
+    StepMode.FUSED: "the gradients are read once; PyTorch's fused kernel unscales, "
+    "clips and steps, without a host sync",
     StepMode.OLDER: "the optimizer is given the scaler itself, and decides for itself",
-    StepMode.FLAG: "the gradients are read and unscaled; the host reads one flag before the "
-    "step",
+    StepMode.FLAG: "the gradients are read and unscaled; the host reads one flag "
+    "before the step",
 }
 WRITING_BACK = (
     "the gradients are read once and used in one pass, which also writes them "
@@ -79,7 +80,11 @@ def mode_of(optimizer: Any) -> StepMode:
     if getattr(optimizer, "write_back", None) is False:
         return StepMode.OWN
     step = optimizer.step
-    return StepMode.OLDER if _wants_scaler(getattr(step, "__func__", step)) else StepMode.FUSED
+    return (
+        StepMode.OLDER
+        if _wants_scaler(getattr(step, "__func__", step))
+        else StepMode.FUSED
+    )
 
 
 @lru_cache

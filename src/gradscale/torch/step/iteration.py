@@ -23,7 +23,9 @@ def fresh_state() -> dict[str, Any]:
     return {"stage": OptState.READY, "found_inf_per_device": {}}
 
 
-def skip_of(flags: dict[Any, Tensor], step: OptimizerStep, home: torch.device) -> Tensor:
+def skip_of(
+    flags: dict[Any, Tensor], step: OptimizerStep, home: torch.device
+) -> Tensor:
     """Return f32[], exactly 0 or 1: the flags of all devices as one.
 
     Args:
@@ -97,7 +99,7 @@ class Iteration:
         self.renew()
 
     def open(self, optimizer: Any, model: Any) -> OptimizerStep:
-        """Return the optimizer's step; one that an update found unfinished continues."""
+        """Return the optimizer's step; an unfinished one continues."""
         key = id(optimizer)
         if key not in self.steps:
             carried = self._carried.pop(key, None)
@@ -226,9 +228,7 @@ def params_of(steps: list[OptimizerStep]) -> list[Tensor]:
     ]
 
 
-def _carried(
-    step: OptimizerStep, state: dict[str, Any], used_scale: Tensor
-) -> Carried:
+def _carried(step: OptimizerStep, state: dict[str, Any], used_scale: Tensor) -> Carried:
     if step.scale is None:
         step.scale = used_scale.clone()
     grads = [param.grad for param in step.params()]

@@ -207,7 +207,7 @@ class OptimizerStep:
         return norm
 
     def add_clip(self, clip: Clip, *, unscaled: bool) -> None:
-        """Fold a clip into the step; gradients that are unscaled are clipped at once."""
+        """Fold a clip into the step; unscaled gradients are clipped at once."""
         self.clip = clip.after(self.clip)
         if not unscaled:
             self.decision = None

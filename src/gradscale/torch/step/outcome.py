@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradscale.core.formatting import power
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.records import StepRecord
-from gradscale.core.formatting import power
 from gradscale.torch.device_state.layout import Account, record_of
 from gradscale.torch.step.optimizer_step import OptimizerStep
 
@@ -42,7 +42,9 @@ def postfix(scale: float, skipped: int, updates: int) -> str:
 
 
 def outcome_of(
-    total: Account, accounts: Mapping[int, Account], settled: Mapping[int, OptimizerStep]
+    total: Account,
+    accounts: Mapping[int, Account],
+    settled: Mapping[int, OptimizerStep],
 ) -> StepOutcome:
     """Return the outcome of the last update. No host sync.
 
