@@ -1,14 +1,12 @@
 """One read of the gradients: finite, the largest magnitude, the norm, who it was."""
 
 import math
-import weakref
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradscale.torch.grads import read_plain as plain_reading
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.read_plain import CHUNK, SMALL, read_on_device, read_on_host
 from gradscale.torch.grads.stats import read
@@ -267,70 +265,3 @@ def test_who_overflows_in_unscaling_is_a_culprit():
 
 
 # --- many small tensors on a device ---------------------------------------------------
-
-
-@pytest.fixture
-def small_pieces(monkeypatch):
-    """Copy no more than some elements at a time, and call few of them small."""
-    for name, value in (("SMALL", 9), ("COPIED", 20), ("FEW", 2)):
-        monkeypatch.setattr(plain_reading, name, value)
-    plain_reading._split.cache_clear()
-    yield
-    plain_reading._split.cache_clear()
-
-
-MANY_SIZES = {
-    "alike": [3] * 30,
-    "two sizes": [3, 5] * 9,
-    "three sizes": [1, 2, 3] * 5,
-    "with large ones": [12, 3, 3, 9, 5, 3, 30, 5],
-    "with a much larger one": [3, 40_000, 4, 3, 5],
-    "large ones alone": [10, 11, 12],
-}
-
-
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("norm_type", [None, 1.0, 2.0, INF])
-@pytest.mark.parametrize("bad", [None, INF, NAN])
-@pytest.mark.parametrize("sizes", MANY_SIZES.values(), ids=MANY_SIZES)
-def test_small_tensors_are_read_like_others(sizes, bad, norm_type, dtype):
-    torch.manual_seed(0)
-    grads = [torch.randn(size).to(dtype) for size in sizes]
-    if bad is not None:
-        grads[1].view(-1)[-1] = bad
-    wide = torch.promote_types(dtype, torch.float32)
-    peaks = torch.stack([grad.to(wide).abs().amax() for grad in grads])
-    peak, each, norm = read_on_device(grads, norm_type)
-    assert torch.equal(each().nan_to_num(-1.0), peaks.nan_to_num(-1.0))
-    assert (each().dtype, peak.dtype, peak.shape) == (wide, wide, ())
-    assert torch.equal(peak.nan_to_num(-1.0), peaks.amax().nan_to_num(-1.0))
-    assert (norm is None) is (norm_type is None)
-    if norm is not None:
-        whole = torch.cat([grad.double() for grad in grads])
-        wanted = torch.linalg.vector_norm(whole, norm_type).item()
-        assert norm.item() == pytest.approx(wanted, rel=1e-6, nan_ok=True)
-
-
-@pytest.mark.usefixtures("small_pieces")
-@pytest.mark.parametrize("norm_type", [None, 2.0])
-@pytest.mark.parametrize(("sizes", "kept"), [([3] * 30, 0), ([3] * 5 + [40_000], 1)])
-def test_a_copy_is_kept_only_where_it_is_small(monkeypatch, sizes, kept, norm_type):
-    copies, flat = [], plain_reading._flat
-
-    def watched(tensors, piece):
-        copy = flat(tensors, piece)
-        copies.append(weakref.ref(copy))
-        return copy
-
-    monkeypatch.setattr(plain_reading, "_flat", watched)
-    found = read_on_device([torch.ones(size) for size in sizes], norm_type)
-    assert sum(copy() is not None for copy in copies) == kept
-    assert found[1]().tolist() == [1.0] * len(sizes)
-
-
-def test_copies_are_bounded():
-    split = plain_reading._split((SMALL - 1,) * 1000)
-    assert len(split.pieces) > 3
-    assert all(sum(p.sizes) <= plain_reading.COPIED for p in split.pieces)
-    assert sorted(i for p in split.pieces for i in p.places) == list(range(1000))
