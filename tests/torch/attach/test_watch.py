@@ -11,6 +11,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscale.errors import ConfigError
+from gradscale.judge.judge import Judge
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, watch
 from gradscale.torch.attach.watch import read_peaks
@@ -70,6 +71,46 @@ def test_the_peaks_of_a_skipped_step_are_recorded_by_name(tmp_path):
         assert [event.where for event in run.events()] == ["2.weight"]
     assert list(peaks) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert [name for name, peak in peaks.items() if peak == math.inf] == ["2.weight"]
+
+
+def watched_steps(path, factors):
+    """Take a step for each pair of factors of the parameters a and b."""
+    model = torch.nn.ParameterDict(
+        {name: torch.nn.Parameter(torch.ones(1)) for name in ("a", "b")}
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    with watch(scaler, model, record=path):
+        for a, b in factors:
+            optimizer.zero_grad()
+            scaler.scale((model["a"] * a + model["b"] * b).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def test_the_peaks_of_a_step_are_its_own(tmp_path):
+    watched_steps(tmp_path / "run.gs", [(1, 1), (3, math.nan), (5, 1), (7, 1)])
+    with open_run(tmp_path / "run.gs") as run:
+        assert [row.applied for row in run.steps()] == [True, False, True, True]
+        assert run.peak_steps() == [2]
+        assert run.peaks(2)["a"] == 6.0
+        first = next(iter(run.events()))
+    assert (first.step, first.where) == (2, "b")
+
+
+@pytest.mark.parametrize(("factor", "nan"), [(math.inf, False), (math.nan, True)])
+def test_a_nan_among_the_gradients_reaches_the_judge(
+    tmp_path, monkeypatch, factor, nan
+):
+    judged, judge = [], Judge.see
+
+    def see(self, record, culprits=()):
+        judged.append((record.nan, list(culprits)))
+        return judge(self, record, culprits)
+
+    monkeypatch.setattr(Judge, "see", see)
+    watched_steps(tmp_path / "run.gs", [(1, factor)])
+    assert judged == [(nan, ["b"])]
 
 
 def test_the_largest_magnitude_is_that_of_the_scaled_gradients(tmp_path):

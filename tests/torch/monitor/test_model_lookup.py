@@ -1,9 +1,12 @@
 """The model that owns an optimizer's parameters is found."""
 
+import gc
+
 import torch
 from torch import nn
 
-from gradscale.torch.monitor.model_lookup import find_model
+from gradscale.torch.monitor import model_lookup
+from gradscale.torch.monitor.model_lookup import ModelLookup, find_model
 
 
 def test_the_outermost_module_is_found():
@@ -46,3 +49,32 @@ def test_objects_that_raise_do_not_disturb_the_search():
     net = nn.Linear(2, 1)
     assert find_model(list(net.parameters())) is net
     assert len(kept) == 2
+
+
+def test_a_model_is_searched_for_once_per_optimizer(monkeypatch):
+    net, lookup = nn.Linear(2, 1), ModelLookup()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    assert lookup.of_optimizer(optimizer)() is net
+    monkeypatch.setattr(model_lookup, "find_model", None)
+    assert lookup.of_optimizer(optimizer)() is net
+
+
+def test_a_model_is_not_kept_alive_and_is_searched_for_again():
+    net, lookup = nn.Linear(2, 1), ModelLookup()
+    params = list(net.parameters())
+    found = lookup.of_params(params)
+    assert found() is net
+    del net
+    gc.collect()
+    assert found() is None
+    assert lookup.of_params(params) is None
+
+
+def test_the_result_for_an_optimizer_is_dropped_with_it():
+    net, lookup = nn.Linear(2, 1), ModelLookup()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    lookup.of_optimizer(optimizer)
+    assert len(lookup._found) == 1
+    del optimizer
+    gc.collect()
+    assert lookup._found == {}

@@ -16,9 +16,6 @@ from gradscale.judge.judge import Judge, Judgement
 from gradscale.recording.recorder import Recorder
 from gradscale.runfile import TensorSample, open_run
 from gradscale.runfile.committer import THREAD
-from gradscale.torch.attach.chronicle import Chronicle
-from gradscale.torch.device_state.host_copy import LateRow
-from gradscale.torch.device_state.layout import ROW
 from gradscale.torch.monitor.process import process_here
 
 FINE = StepRecord(1, 1024.0, True, True, amax=3.0, grad_norm=2.0, loss=0.5)
@@ -196,41 +193,6 @@ def test_what_is_on_its_way_is_handed_over_before_the_end(tmp_path):
     recorder.close()
     with open_run(tmp_path / "run.gs") as run:
         assert [row.step for row in run.steps()] == [1]
-
-
-def _late(step, found):
-    row = dict.fromkeys(ROW, 0.0) | {"read": 1.0, "stepped": 1.0, "scale": 8.0}
-    row |= {"found": found, "skipped": found, "grad_norm": -1.0}
-    return [LateRow(step, [row[name] for name in ROW])]
-
-
-def test_a_late_row_meets_the_peaks_of_its_own_step(tmp_path):
-    chronicle = Chronicle(Recorder(tmp_path / "run.gs"))
-    rows = [None, None, _late(1, 0.0), _late(2, 1.0), _late(3, 0.0)]
-    for step, late in enumerate(rows, start=1):
-        chronicle.see(late, lambda step=step: {"a": math.nan, "b": float(step)})
-    chronicle.recorder.close()
-    with open_run(tmp_path / "run.gs") as run:
-        assert [row.applied for row in run.steps()] == [True, False, True]
-        assert run.peak_steps() == [2]
-        assert run.peaks(2)["b"] == 2.0
-        assert [(event.step, event.where) for event in run.events()] == [(2, "a")]
-
-
-def test_the_judge_learns_of_a_nan_among_the_peaks(tmp_path):
-    class Listening(Judge):
-        """A judge that keeps what it was told."""
-
-        def see(self, record, culprits=()):
-            self.told = record.nan, list(culprits)
-            return super().see(record, culprits)
-
-    judge = Listening()
-    chronicle = Chronicle(Recorder(tmp_path / "run.gs"), judge)
-    for late in (None, None, _late(1, 1.0)):
-        chronicle.see(late, lambda: {"a": 1.0, "b": math.nan})
-    chronicle.recorder.close()
-    assert judge.told == (True, ["b"])
 
 
 def test_what_happens_before_the_first_step_is_written_with_it(tmp_path):
