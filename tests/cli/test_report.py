@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from gradscale.cli import _reading, app
+from gradscale.cli import _output, _run_files, app
 from gradscale.runfile import RunWriter
 from tests.diagnosis import runs
 
@@ -102,7 +102,7 @@ def test_a_png_that_cannot_be_is_refused(collapsed, tmp_path, target, said):
 def test_a_missing_plotting_library_is_named_with_the_install_line(
     collapsed, tmp_path, monkeypatch
 ):
-    for name in ("figures", "exponents", "run_figures"):
+    for name in ("figure_theme", "exponents", "run_figures"):
         monkeypatch.delitem(sys.modules, f"gradscale.report.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "altair", None)
     done = call("report", collapsed, "--png", tmp_path / "out.png")
@@ -111,12 +111,12 @@ def test_a_missing_plotting_library_is_named_with_the_install_line(
 
 
 def test_a_long_run_shows_its_progress_on_a_terminal(collapsed, monkeypatch):
-    class Terminal(_reading.Console):
+    class Terminal(_output.Console):
         def __init__(self, **options):
             super().__init__(**options, force_terminal=True)
 
-    monkeypatch.setattr(_reading, "LONG", 1)
-    monkeypatch.setattr(_reading, "Console", Terminal)
+    monkeypatch.setattr(_run_files, "LONG", 1)
+    monkeypatch.setattr(_output, "Console", Terminal)
     done = call("report", collapsed)
     assert "Reading 400 steps" in done.stderr
     assert "Reading" not in done.stdout

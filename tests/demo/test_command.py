@@ -112,7 +112,8 @@ def test_a_python_without_its_sources_is_named_with_the_remedy(monkeypatch, tmp_
 
 
 def test_a_missing_library_is_named_with_the_install_line(monkeypatch):
-    monkeypatch.delitem(sys.modules, "gradscale.report.demo_figure", raising=False)
+    for name in ("demo_figure", "figure_theme"):
+        monkeypatch.delitem(sys.modules, f"gradscale.report.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "altair", None)
     result = call("--steps", "1")
     assert result.exit_code == 1

@@ -6,11 +6,8 @@ import pytest
 from rich.console import Console
 
 from gradscale.core.formatting import power
-from gradscale.report.demo_table import (
-    ComparisonRow,
-    comparison_table,
-    percent,
-)
+from gradscale.report.demo_table import ComparisonRow, comparison_table
+from gradscale.report.style import fixed_percent
 
 
 @pytest.mark.parametrize(
@@ -18,7 +15,7 @@ from gradscale.report.demo_table import (
     [(0.0, "0.0 %"), (0.0001, "<0.1 %"), (0.454, "45.4 %"), (1.0, "100.0 %")],
 )
 def test_a_share_is_shown_in_percent_and_never_rounded_to_nothing(share, shown):
-    assert percent(share) == shown
+    assert fixed_percent(share) == shown
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,16 @@
 """`gradscale demo`: one small model in five precisions, side by side."""
 
-import json
-import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
+from gradscale.cli._output import check_png, print_json, progress_bar
 from gradscale.demo.settings import Settings
 from gradscale.errors import ConfigError
 from gradscale.report.demo_table import ComparisonRow, comparison_table
@@ -82,14 +72,15 @@ def demo(
     - `gradscale demo --seed 1` does it again from other weights
     - `gradscale demo --json` prints the same for a program
     """
-    _check_target(out)
+    check_png(out, "--out")
     # Torch says so when it is loaded without NumPy, which nothing here needs.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
         # Here and not above: no other command should have to load these.
         from gradscale.demo.comparison import chosen_device, compare, planned_runs
         from gradscale.demo.conclusions import headline, sentences
-        from gradscale.report.demo_figure import comparison_figure, save_png
+        from gradscale.report.demo_figure import comparison_figure
+        from gradscale.report.figure_theme import save_png
     except ModuleNotFoundError as error:
         raise _missing(error) from error
     try:
@@ -98,8 +89,10 @@ def demo(
         raise typer.BadParameter(str(error), param_hint="--device") from error
     settings = Settings(device=place, steps=steps, seed=seed)
     try:
-        with _progress(settings, len(planned_runs(settings))) as on_step:
-            comparison = compare(settings, on_step)
+        runs = len(planned_runs(settings))
+        training = f"Training {runs} runs of {steps} steps on {place}"
+        with progress_bar(training, runs * steps, announce=True) as advance:
+            comparison = compare(settings, lambda: advance(1))
     except FileNotFoundError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
@@ -112,24 +105,10 @@ def demo(
     )
     save_png(chart, out)
     if as_json:
-        typer.echo(json.dumps(_plain(comparison, sentences(comparison), out), indent=2))
+        data = _as_dict(comparison, sentences(comparison), out)
+        print_json(data, nonfinite=lambda value: None)
     else:
         _show(comparison, sentences(comparison), out)
-
-
-def _check_target(out: Path) -> None:
-    if out.suffix.lower() != ".png":
-        raise typer.BadParameter(
-            f"{out} does not end in .png. The figure is written as PNG. "
-            "Give a name such as gradscale-demo.png.",
-            param_hint="--out",
-        )
-    if not out.parent.is_dir():
-        raise typer.BadParameter(
-            f"The folder {out.parent} does not exist, so the figure cannot be written "
-            "there. Make it first, or give another path.",
-            param_hint="--out",
-        )
 
 
 def _missing(error: ModuleNotFoundError) -> Exception:
@@ -141,26 +120,6 @@ def _missing(error: ModuleNotFoundError) -> Exception:
         err=True,
     )
     return typer.Exit(1)
-
-
-@contextmanager
-def _progress(settings: Settings, runs: int) -> Iterator[Callable[[], None]]:
-    """Show on stderr how far the runs are; one plain line if that is no terminal."""
-    console = Console(stderr=True)
-    doing = f"Training {runs} runs of {settings.steps} steps on {settings.device}"
-    if not console.is_terminal:
-        typer.echo(f"{doing}.", err=True)
-        yield lambda: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(doing, total=runs * settings.steps)
-        yield lambda: progress.advance(task)
 
 
 def _rows(comparison: "Comparison") -> list[ComparisonRow]:
@@ -196,23 +155,11 @@ def _show(comparison: "Comparison", reading: list[str], out: Path) -> None:
     console.print(f"\nThe figure is in {out}")
 
 
-def _plain(comparison: "Comparison", reading: list[str], out: Path) -> dict[str, Any]:
-    """Return the comparison as JSON can hold it: no NaN, no infinity."""
-    data = {
+def _as_dict(comparison: "Comparison", reading: list[str], out: Path) -> dict[str, Any]:
+    return {
         **asdict(comparison),
         "seed_noise": comparison.seed_noise,
         "table": [asdict(row) for row in _rows(comparison)],
         "reading": reading,
         "figure": str(out),
     }
-    return cast(dict[str, Any], _finite(data))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

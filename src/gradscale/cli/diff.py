@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradscale.cli._reading import AsJson, print_json, progress, reading
+from gradscale.cli._output import AsJson, print_json
+from gradscale.cli._run_files import opened, reading_progress
 from gradscale.diagnosis import compare_runs
 from gradscale.report.diff_screen import diff_screen
 
@@ -29,7 +30,7 @@ def diff(
     The exit code is 0 if all steps are the same, 1 if not, 3 if a file cannot be
     read.
     """
-    with reading(a, b) as (one, two), progress(one, two) as on_steps:
+    with opened(a, b) as (one, two), reading_progress(one, two) as on_steps:
         comparison = compare_runs(one, two, on_steps=on_steps)
     if as_json:
         print_json(comparison.as_dict())

@@ -3,7 +3,8 @@
 import typer
 from rich.console import Console, Group
 
-from gradscale.cli._reading import AsJson, File, print_json, progress, reading
+from gradscale.cli._output import AsJson, print_json
+from gradscale.cli._run_files import File, opened, reading_progress
 from gradscale.diagnosis import diagnose_run
 from gradscale.report.run_screen import findings, headline
 
@@ -23,7 +24,7 @@ def doctor(file: File, as_json: AsJson = False) -> None:
     | 2 | collapse | no scale can help |
     | 3 | | the file cannot be read |
     """
-    with reading(file) as (run,), progress(run) as on_steps:
+    with opened(file) as (run,), reading_progress(run) as on_steps:
         diagnosis = diagnose_run(run, on_steps=on_steps)
     if as_json:
         print_json(diagnosis.verdict_as_dict())

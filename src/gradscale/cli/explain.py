@@ -1,6 +1,5 @@
 """`gradscale explain`: what a code means and what to do."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -13,6 +12,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from gradscale.cli._output import AsJson, print_json
 from gradscale.judge.catalogue import BY_CODE, CATALOGUE, GIVEN, Entry
 
 
@@ -24,9 +24,7 @@ def explain(
     list_all: Annotated[
         bool, typer.Option("--all", help="List all codes, one line each.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, for programs.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what a code means, why it is bad, and what to do.
 
@@ -49,7 +47,7 @@ def explain(
         entry = find(code)
         shown, data = page(entry), asdict(entry)
     if as_json:
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        print_json(data)
     else:
         Console(highlight=False).print(shown)
 

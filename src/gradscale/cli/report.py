@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from gradscale.cli._reading import (
-    AsJson,
-    File,
-    draws_dots,
-    print_json,
-    progress,
-    reading,
-)
+from gradscale.cli._output import AsJson, check_png, print_json, prints_braille
+from gradscale.cli._run_files import File, opened, reading_progress
 from gradscale.diagnosis import diagnose_run
 from gradscale.report.run_screen import run_screen
 
@@ -46,8 +40,8 @@ def report(
     for each verdict.
     """
     if png is not None:
-        _check_target(png)
-    with reading(file) as (run,), progress(run) as on_steps:
+        check_png(png, "--png")
+    with opened(file) as (run,), reading_progress(run) as on_steps:
         diagnosis = diagnose_run(run, on_steps=on_steps)
     if png is not None:
         _draw(diagnosis, png)
@@ -55,30 +49,16 @@ def report(
         print_json(diagnosis.as_dict())
         return
     console = Console(highlight=False)
-    console.print(run_screen(diagnosis, console.width, braille=draws_dots(console)))
+    braille = prints_braille(console)
+    console.print(run_screen(diagnosis, console.width, braille=braille))
     if png is not None:
         console.print(f"\nThe figures are in {png}", soft_wrap=True)
-
-
-def _check_target(png: Path) -> None:
-    if png.suffix.lower() != ".png":
-        raise typer.BadParameter(
-            f"{png} does not end in .png. The figures are written as PNG. Give a name "
-            "such as run.png.",
-            param_hint="--png",
-        )
-    if not png.parent.is_dir():
-        raise typer.BadParameter(
-            f"The folder {png.parent} does not exist, so the figures cannot be written "
-            "there. Make it first, or give another path.",
-            param_hint="--png",
-        )
 
 
 def _draw(diagnosis: "Diagnosis", png: Path) -> None:
     try:
         # Here and not above: the screen needs no plotting library.
-        from gradscale.report.demo_figure import save_png
+        from gradscale.report.figure_theme import save_png
         from gradscale.report.run_figures import run_figure
     except ModuleNotFoundError as error:
         if error.name not in ("altair", "vl_convert"):

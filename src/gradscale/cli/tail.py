@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gradscale.cli._reading import AsJson, File, draws_dots, plain, reading
+from gradscale.cli._output import AsJson, json_value, prints_braille
+from gradscale.cli._run_files import File, opened
 from gradscale.diagnosis.following import Follower, Seen
 from gradscale.report.tail_screen import tail_screen, vitals
 
@@ -58,7 +59,7 @@ def _follow(
     while not file.exists():
         on_wait(f"waiting for {file}")
         time.sleep(every)
-    with reading(file) as (run,):
+    with opened(file) as (run,):
         follower = Follower(run)
         while True:
             on_new(follower, follower.poll())
@@ -79,13 +80,13 @@ def _print_json(follower: Follower, new: Iterable[Seen]) -> None:
 
 def _print_line(data: object) -> None:
     # At once: who reads this may be waiting for the next line.
-    print(json.dumps(plain(data), ensure_ascii=False), flush=True)
+    print(json.dumps(json_value(data), ensure_ascii=False), flush=True)
 
 
 def _draw(file: Path, every: float, console: Console) -> None:
     def on_new(follower: Follower, new: list[Seen]) -> None:
-        dots = draws_dots(console)
-        show(tail_screen(follower, str(file), console.width, braille=dots))
+        braille = prints_braille(console)
+        show(tail_screen(follower, str(file), console.width, braille=braille))
 
     def show(what: RenderableType) -> None:
         live.update(what, refresh=True)

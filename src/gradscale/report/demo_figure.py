@@ -2,18 +2,9 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-try:
-    import altair as alt
-    import vl_convert  # noqa: F401  # altair renders PNG with it, offline
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"{error.name} is not installed. The figures are drawn with altair and "
-        "vl-convert-python. Run: pip install 'gradscale[report]'",
-        name=error.name,
-    ) from error
+from gradscale.report.figure_theme import INK, MUTED, WIDTH, alt, caption, figure
 
 
 class Curves(Protocol):
@@ -45,8 +36,6 @@ _LOOKS: tuple[tuple[Any, ...], ...] = (
     ("#E69F00", 2.6, [8, 5]),
     ("#0072B2", 1.8, [1, 0]),
 )
-_INK, _QUIET, _GRID = "#1F2328", "#59636E", "#E8EAED"
-_WIDTH = 780
 
 
 def comparison_figure(
@@ -69,43 +58,17 @@ def comparison_figure(
     steps = runs[0].losses[-1][0]
     losses = _loss_panel(runs, [runs[0], *other_seeds], baseline, steps)
     scales = _scale_panel(runs, steps)
-    heading = alt.TitleParams(
-        title, subtitle=subtitle, fontSize=18, subtitleFontSize=13, offset=14
+    return figure(
+        losses,
+        scales,
+        title=title,
+        subtitle=subtitle,
+        spacing=20,
+        symbolType="stroke",
+        symbolSize=700,
+        columnPadding=22,
+        offset=10,
     )
-    return (
-        alt.vconcat(losses, scales, spacing=20, background="white", padding=16)
-        .properties(title=heading)
-        .configure(font="Helvetica, Arial, Liberation Sans, sans-serif")
-        .configure_view(stroke=None)
-        .configure_title(
-            anchor="start", color=_INK, subtitleColor=_QUIET, subtitlePadding=5
-        )
-        .configure_axis(
-            labelFontSize=12,
-            labelColor=_QUIET,
-            titleFontSize=12,
-            titleFontWeight="normal",
-            titleColor=_QUIET,
-            gridColor=_GRID,
-            domainColor=_QUIET,
-            tickColor=_QUIET,
-        )
-        .configure_legend(
-            title=None,
-            orient="top",
-            labelFontSize=13,
-            labelColor=_INK,
-            symbolType="stroke",
-            symbolSize=700,
-            columnPadding=22,
-            offset=10,
-        )
-    )
-
-
-def save_png(chart: alt.VConcatChart, path: Path) -> None:
-    """Write a chart at twice its size in pixels, without a browser."""
-    chart.save(path, format="png", scale_factor=2)
 
 
 def _loss_panel(
@@ -132,7 +95,7 @@ def _loss_panel(
         scale=shown,
         axis=alt.Axis(tickCount=6),
     )
-    caption = (
+    text = (
         f"Loss on held-out text, {rows[0]['loss']:.1f} at step 0; the grey band is "
         f"{runs[0].name} over {len(seeds)} seeds"
     )
@@ -144,12 +107,12 @@ def _loss_panel(
     )
     rule = (
         alt.Chart(alt.Data(values=[{"loss": baseline}]))
-        .mark_rule(color=_QUIET, strokeDash=[2, 3])
+        .mark_rule(color=MUTED, strokeDash=[2, 3])
         .encode(y=loss)
     )
     note = (
         alt.Chart(alt.Data(values=[{"step": steps, "loss": baseline}]))
-        .mark_text(align="right", dy=-11, fontSize=12, color=_QUIET)
+        .mark_text(align="right", dy=-11, fontSize=12, color=MUTED)
         .encode(x=x, y=loss, text=alt.value("guessing by character frequency alone"))
     )
     lines = (
@@ -158,7 +121,7 @@ def _loss_panel(
         .encode(x=x, y=loss, **_looks(runs))
     )
     return alt.layer(area, rule, lines, note).properties(
-        width=_WIDTH, height=280, title=_caption(caption)
+        width=WIDTH, height=280, title=caption(text)
     )
 
 
@@ -184,13 +147,13 @@ def _scale_panel(runs: Sequence[Curves], steps: int) -> alt.LayerChart:
     )
     marks = (
         alt.Chart(alt.Data(values=skips))
-        .mark_text(text="×", fontSize=22, fontWeight="bold", color=_INK)
+        .mark_text(text="×", fontSize=22, fontWeight="bold", color=INK)
         .encode(x=x, y=scale)
     )
     return alt.layer(lines, marks).properties(
-        width=_WIDTH,
+        width=WIDTH,
         height=120,
-        title=_caption("Scale of the loss; × marks a skipped step"),
+        title=caption("Scale of the loss; × marks a skipped step"),
     )
 
 
@@ -200,10 +163,6 @@ def _skips(run: Curves) -> list[dict[str, float]]:
         for step in run.skipped
         if run.scales
     ]
-
-
-def _caption(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, fontSize=13, fontWeight="normal", frame="group")
 
 
 def _steps(steps: int, title: str | None) -> alt.X:

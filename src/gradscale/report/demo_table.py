@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradscale.core.formatting import power
+from gradscale.report.style import fixed_percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,20 +48,11 @@ def comparison_table(rows: Iterable[ComparisonRow], *, noise: float) -> Table:
             row.name,
             f"{row.final_loss:.4f}",
             _distance(row.distance, noise),
-            percent(row.lost_share),
+            fixed_percent(row.lost_share),
             str(row.skipped),
             "–" if row.scale is None else power(row.scale),
         )
     return table
-
-
-def percent(share: float) -> str:
-    """Return a share in percent, never rounding something to nothing.
-
-    >>> percent(0.3693), percent(0.0001), percent(0.0)
-    ('36.9 %', '<0.1 %', '0.0 %')
-    """
-    return "<0.1 %" if 0.0 < share < 0.0005 else f"{100 * share:.1f} %"
 
 
 def _distance(distance: float | None, noise: float) -> Text:

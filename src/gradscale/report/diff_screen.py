@@ -7,15 +7,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradscale.core.formatting import percent as about
-from gradscale.core.formatting import power
+from gradscale.core.formatting import percent, power
 from gradscale.core.records import Verdict
 from gradscale.diagnosis import Comparison, Diagnosis
 from gradscale.diagnosis.comparison import Parting
 from gradscale.report.columns import columns_of
-from gradscale.report.demo_table import percent
 from gradscale.report.run_screen import HEALTH_STYLE
-from gradscale.report.style import LOOKS, named, shown_step
+from gradscale.report.style import LOOKS, fixed_percent, named, shown_step
 
 _NOTHING = "–"
 
@@ -86,7 +84,7 @@ def _figures(run: Diagnosis) -> dict[str, str]:
     shown = {
         "steps": shown_step(run.steps),
         "skipped": shown_step(run.skipped),
-        "skip rate": percent(run.skipped / run.steps) if run.steps else _NOTHING,
+        "skip rate": fixed_percent(run.skipped / run.steps) if run.steps else _NOTHING,
     }
     if run.first and run.last:
         low, high = run.timeline.range()
@@ -104,8 +102,10 @@ def _figures(run: Diagnosis) -> dict[str, str]:
         shown["headroom"] = f"{run.headroom:.1f} bits"
     if run.underflow is not None:
         whole = run.underflow.whole
-        guessed = f"~{about(whole.lost)}"
-        shown["lost to underflow"] = guessed if whole.flushed else percent(whole.lost)
+        guessed = f"~{percent(whole.lost)}"
+        shown["lost to underflow"] = (
+            guessed if whole.flushed else fixed_percent(whole.lost)
+        )
     codes = ", ".join(dict.fromkeys(finding.code for finding in run.serious))
     shown["findings"] = codes or "none"
     return shown

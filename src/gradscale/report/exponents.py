@@ -2,16 +2,13 @@
 
 from typing import Any
 
-from gradscale.core.formatting import percent as about
-from gradscale.core.formatting import power
+from gradscale.core.formatting import percent, power
 from gradscale.diagnosis.underflow import Underflow
-from gradscale.report.demo_figure import alt
-from gradscale.report.demo_table import percent
-from gradscale.report.style import shown_step
+from gradscale.report.figure_theme import MUTED, WIDTH, alt, caption
+from gradscale.report.style import fixed_percent, shown_step
 from gradscale.runfile import BINS, LOWEST_EXPONENT
 
-QUIET, LINE = "#59636E", "#0072B2"
-WIDTH = 780
+LINE = "#0072B2"
 # The exponents of float16: subnormal from the first on, normal from the second.
 _SUBNORMAL, _NORMAL, _END = LOWEST_EXPONENT, -14, 16
 
@@ -82,21 +79,19 @@ def exponent_panel(underflow: Underflow) -> alt.LayerChart:
     )
     names = (
         alt.Chart(alt.Data(values=labels))
-        .mark_text(dy=8, baseline="top", fontSize=12, color=QUIET)
+        .mark_text(dy=8, baseline="top", fontSize=12, color=MUTED)
         .encode(x=alt.X("x:Q", scale=domain), y=alt.value(200), text="text:N")
     )
     whole = underflow.whole
-    lost = f"about {about(whole.lost)}" if flushed else percent(whole.lost)
-    caption = (
+    lost = f"about {percent(whole.lost)}" if flushed else fixed_percent(whole.lost)
+    text = (
         f"Gradients at step {shown_step(underflow.step)}: {lost} of the elements lost, "
-        f"{percent(whole.subnormal)} of what is not 0 subnormal"
+        f"{fixed_percent(whole.subnormal)} of what is not 0 subnormal"
     )
     layers = [*_bands(domain), columns, names]
     if flushed:
         layers.append(_flushed_note(x, y, zero, flushed))
-    return alt.layer(*layers).properties(
-        width=WIDTH, height=200, title=caption_of(caption)
-    )
+    return alt.layer(*layers).properties(width=WIDTH, height=200, title=caption(text))
 
 
 def _flushed_note(x: alt.X, y: alt.Y, zero: float, flushed: float) -> alt.Chart:
@@ -123,7 +118,7 @@ def _bands(domain: alt.Scale) -> list[alt.Chart]:
     text = (
         alt.Chart(data)
         .mark_text(align="left", dx=6, fontSize=12)
-        .encode(x=left, y=alt.value(10), text="text:N", color=alt.value(QUIET))
+        .encode(x=left, y=alt.value(10), text="text:N", color=alt.value(MUTED))
     )
     return [shade, text]
 
@@ -134,8 +129,3 @@ def _bar(left: float, share: float, kind: str) -> dict[str, Any]:
 
 def _kind(exponent: int) -> str:
     return "subnormal" if exponent < _NORMAL else "normal"
-
-
-def caption_of(text: str) -> alt.TitleParams:
-    """Return the line above a panel."""
-    return alt.TitleParams(text, fontSize=13, fontWeight="normal", frame="group")

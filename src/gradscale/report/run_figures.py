@@ -6,11 +6,10 @@ from typing import Any
 from gradscale.core.formatting import power
 from gradscale.diagnosis import Diagnosis
 from gradscale.diagnosis.timeline import STEADY
-from gradscale.report.demo_figure import alt
-from gradscale.report.exponents import LINE, QUIET, WIDTH, caption_of, exponent_panel
+from gradscale.report.exponents import LINE, exponent_panel
+from gradscale.report.figure_theme import MUTED, WIDTH, alt, caption, figure
 from gradscale.report.style import LOOKS, ORDER, named, phase_look, shown_step
 
-_INK, _GRID = "#1F2328", "#E8EAED"
 # Pieces of the timeline that are drawn one by one: the figure has no more pixels.
 PIECES = 780
 # A floor or ceiling further away would squeeze all the rest into a line.
@@ -26,42 +25,16 @@ def run_figure(diagnosis: Diagnosis) -> alt.VConcatChart:
         panels.append(exponent_panel(diagnosis.underflow))
     if not panels:
         panels.append(_caption_alone("The run has no step yet"))
-    heading = alt.TitleParams(
-        _title(diagnosis),
+    chart = figure(
+        *panels,
+        title=_title(diagnosis),
         subtitle=_subtitle(diagnosis),
-        fontSize=18,
-        subtitleFontSize=13,
-        offset=14,
+        spacing=30,
+        symbolSize=90,
+        columnPadding=18,
+        offset=8,
     )
-    return (
-        alt.vconcat(*panels, spacing=30, background="white", padding=16)
-        .resolve_scale(color="independent", shape="independent")
-        .properties(title=heading)
-        .configure(font="Helvetica, Arial, Liberation Sans, sans-serif")
-        .configure_view(stroke=None)
-        .configure_title(
-            anchor="start", color=_INK, subtitleColor=QUIET, subtitlePadding=5
-        )
-        .configure_axis(
-            labelFontSize=12,
-            labelColor=QUIET,
-            titleFontSize=12,
-            titleFontWeight="normal",
-            titleColor=QUIET,
-            gridColor=_GRID,
-            domainColor=QUIET,
-            tickColor=QUIET,
-        )
-        .configure_legend(
-            title=None,
-            orient="top",
-            labelFontSize=13,
-            labelColor=_INK,
-            symbolSize=90,
-            columnPadding=18,
-            offset=8,
-        )
-    )
+    return chart.resolve_scale(color="independent", shape="independent")
 
 
 def _title(diagnosis: Diagnosis) -> str:
@@ -120,23 +93,21 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
     )
     rule = (
         alt.Chart(alt.Data(values=rules))
-        .mark_rule(color=QUIET, strokeDash=[4, 3])
+        .mark_rule(color=MUTED, strokeDash=[4, 3])
         .encode(y=y)
     )
     note = (
         alt.Chart(alt.Data(values=rules))
-        .mark_text(align="left", dx=4, dy=-7, fontSize=12, color=QUIET)
+        .mark_text(align="left", dx=4, dy=-7, fontSize=12, color=MUTED)
         .encode(x=alt.value(0), y=y, text="text:N")
     )
     marks = _marks(diagnosis)
     layers = [shades, rule, note, line]
-    caption = "Scale of the loss"
+    text = "Scale of the loss"
     if marks:
         layers.append(_points(marks, x, y))
-        caption += "; marks are steps whose verdict was not ok"
-    return alt.layer(*layers).properties(
-        width=WIDTH, height=240, title=caption_of(caption)
-    )
+        text += "; marks are steps whose verdict was not ok"
+    return alt.layer(*layers).properties(width=WIDTH, height=240, title=caption(text))
 
 
 def _ticks(bottom: int, top: int) -> list[int]:
@@ -231,4 +202,4 @@ def _marks(diagnosis: Diagnosis) -> list[dict[str, Any]]:
 
 def _caption_alone(text: str) -> alt.LayerChart:
     blank = alt.Chart(alt.Data(values=[{}])).mark_point(opacity=0)
-    return alt.layer(blank).properties(width=WIDTH, height=20, title=caption_of(text))
+    return alt.layer(blank).properties(width=WIDTH, height=20, title=caption(text))

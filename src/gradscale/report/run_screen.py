@@ -16,8 +16,14 @@ from gradscale.diagnosis.timeline import STEADY, Phase
 from gradscale.judge.findings import Finding, Health
 from gradscale.report.chart import mark_legend, scale_chart
 from gradscale.report.columns import columns_of, shortened
-from gradscale.report.demo_table import percent
-from gradscale.report.style import LOOKS, NORMAL, named, phase_look, shown_step
+from gradscale.report.style import (
+    LOOKS,
+    NORMAL,
+    fixed_percent,
+    named,
+    phase_look,
+    shown_step,
+)
 from gradscale.report.underflow_screen import underflow_parts
 
 # Rows of a table beyond which only their number is told.
@@ -55,7 +61,7 @@ def run_screen(diagnosis: Diagnosis, width: int, *, braille: bool = True) -> Gro
 def headline(diagnosis: Diagnosis) -> Text:
     """Return the verdict on a run in one line."""
     skipped, steps = diagnosis.skipped, diagnosis.steps
-    share = f" ({percent(skipped / steps)})" if steps and skipped else ""
+    share = f" ({fixed_percent(skipped / steps)})" if steps and skipped else ""
     counts = f"{shown_step(steps)} steps, {shown_step(skipped)} skipped{share}"
     if idle := diagnosis.verdicts.get(Verdict.NO_GRADIENTS, 0):
         counts += f", {shown_step(idle)} without gradients"
@@ -104,7 +110,7 @@ def verdict_table(diagnosis: Diagnosis) -> Table:
             Text(named(verdict), style=LOOKS[verdict].style),
             verdict.code,
             shown_step(count),
-            percent(count / diagnosis.steps),
+            fixed_percent(count / diagnosis.steps),
             Text("normal" if verdict in NORMAL else "", style="dim"),
         )
     return table

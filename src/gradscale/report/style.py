@@ -68,3 +68,14 @@ def shown_step(step: int) -> str:
     '1,234,567'
     """
     return f"{step:,}"
+
+
+def fixed_percent(share: float) -> str:
+    """Return a share with one decimal; a small one is never rounded to 0.
+
+    Sentences about estimates use `core.formatting.percent`, with fewer digits.
+
+    >>> fixed_percent(0.3693), fixed_percent(0.0001), fixed_percent(0.0)
+    ('36.9 %', '<0.1 %', '0.0 %')
+    """
+    return "<0.1 %" if 0.0 < share < 0.0005 else f"{100 * share:.1f} %"

@@ -6,13 +6,11 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from gradscale.core.exponent_histogram import TOLERATED
-from gradscale.core.formatting import percent as about
-from gradscale.core.formatting import power
+from gradscale.core.formatting import percent, power
 from gradscale.diagnosis.underflow import SHIFTS, Lost, Underflow
 from gradscale.judge.findings import Finding
 from gradscale.report.columns import columns_of, shortened
-from gradscale.report.demo_table import percent
-from gradscale.report.style import shown_step
+from gradscale.report.style import fixed_percent, shown_step
 
 # Rows beyond which only their number is told; half of them for tensors of zeros.
 MOST = 10
@@ -52,7 +50,7 @@ def underflow_parts(
         table.add_row(*_row(lost, shifts, room))
     if len(empty) > crowd:
         more = f"… {shown_step(len(empty) - crowd)} more of zeros"
-        table.add_row(Text(more, style="dim"), percent(1.0))
+        table.add_row(Text(more, style="dim"), fixed_percent(1.0))
     for lost in shown:
         table.add_row(*_row(lost, shifts, room))
     parts: list[RenderableType] = [_heading(underflow), table]
@@ -77,7 +75,7 @@ def _reading(underflow: Underflow, findings: Sequence[Finding]) -> list[str]:
     said = [underflow.advice]
     if any(finding.code == "GS209" for finding in findings):
         said = [
-            f"about {about(underflow.whole.lost)} of the elements are lost at "
+            f"about {percent(underflow.whole.lost)} of the elements are lost at "
             f"S = {power(underflow.scale)}; GS209 below says what to try"
         ]
     if idle := sum(lost.empty and not lost.flushed for lost in underflow.tensors):
@@ -117,14 +115,14 @@ def _scale(underflow: Underflow, shift: int) -> str:
 
 def _row(lost: Lost, shifts: Sequence[int], room: int) -> list[RenderableType]:
     name = Text(shortened(lost.tensor, room)) if lost.tensor else _ALL
-    zeros, guessed = percent(lost.zeros), lost.flushed > 0.0
+    zeros, guessed = fixed_percent(lost.zeros), lost.flushed > 0.0
     if lost.empty and not guessed:
         return [name, zeros, *[_sign("–")] * (2 + len(shifts))]
     cells = [
         _share(lost.at[shift], guessed or shift > 0) if shift in lost.at else _sign("?")
         for shift in shifts
     ]
-    subnormal = _sign("–") if lost.empty else Text(percent(lost.subnormal))
+    subnormal = _sign("–") if lost.empty else Text(fixed_percent(lost.subnormal))
     return [name, zeros, subnormal, _share(lost.lost, guessed), *cells]
 
 
@@ -138,5 +136,5 @@ _ALL = Text("all together", style="bold")
 def _share(share: float | None, guessed: bool) -> Text:
     if share is None:
         return Text("overflow", style="dim")
-    told = f"~{about(share)}" if guessed and share > 0.0 else percent(share)
+    told = f"~{percent(share)}" if guessed and share > 0.0 else fixed_percent(share)
     return Text(told, style="yellow" if share >= 0.01 else "")
