@@ -1,4 +1,4 @@
-"""The figures: what is drawn, and that it becomes a PNG."""
+"""The figure of the demo: its layers, and the PNG."""
 
 import importlib
 import math

@@ -29,6 +29,6 @@ def doctor(file: File, as_json: AsJson = False) -> None:
     if as_json:
         print_json(diagnosis.verdict_as_dict())
     else:
-        shown = Group(headline(diagnosis), "", *findings(diagnosis.findings))
+        shown = Group(headline(diagnosis), "", *findings(diagnosis))
         Console(highlight=False).print(shown)
     raise typer.Exit(diagnosis.health.exit_code)

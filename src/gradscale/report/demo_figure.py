@@ -1,4 +1,4 @@
-"""The figures, as charts that can be saved as PNG or shown in a page."""
+"""The figure of `gradscale demo`: losses and scales of all precisions."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,13 +8,13 @@ from gradscale.report.figure_theme import INK, MUTED, WIDTH, alt, caption, figur
 
 
 class Curves(Protocol):
-    """What one run gives to draw.
+    """The curves of one run.
 
     Attributes:
-        name: As in the legend.
-        losses: (steps done, loss).
-        scales: The scale of each step; empty where nothing scales.
-        skipped: The steps that were skipped.
+        name: Legend entry.
+        losses: (steps done, loss) pairs.
+        scales: Scale of each step; empty without loss scaling.
+        skipped: Indices of the skipped steps.
     """
 
     @property
@@ -27,9 +27,9 @@ class Curves(Protocol):
     def skipped(self) -> Sequence[int]: ...
 
 
-# Okabe and Ito's colours, told apart in every kind of colour vision. The first run is
-# the reference: wide and pale, so that the others show on top of it.
-_LOOKS: tuple[tuple[Any, ...], ...] = (
+# (colour, width, dashes); colours of Okabe and Ito, safe for colour-blind readers.
+# The first run is the reference: wide and pale, so that the others are visible on it.
+_LINE_STYLES: tuple[tuple[Any, ...], ...] = (
     ("#B4B4B4", 8.0, [1, 0]),
     ("#009E73", 2.2, [2, 3]),
     ("#D55E00", 3.0, [1, 0]),
@@ -50,10 +50,10 @@ def comparison_figure(
 
     Args:
         runs: The reference first; at most five.
-        other_seeds: The reference with other seeds: drawn as a band around it.
-        baseline: The loss of guessing without a look at the input: drawn as a rule.
-        title: What the figure shows, as a finding.
-        subtitle: What was run.
+        other_seeds: The reference with other seeds, drawn as a band around it.
+        baseline: Loss of guessing by character frequency, drawn as a horizontal rule.
+        title: The finding that the figure shows.
+        subtitle: The setup.
     """
     steps = runs[0].losses[-1][0]
     losses = _loss_panel(runs, [runs[0], *other_seeds], baseline, steps)
@@ -84,15 +84,15 @@ def _loss_panel(
         {"step": at[0][0], "low": min(y for _, y in at), "high": max(y for _, y in at)}
         for at in zip(*(run.losses for run in seeds), strict=True)
     ]
-    # A run falls so far at first that all the rest would be one flat line.
+    # The axis covers the second half: the initial drop would flatten the rest.
     late = [row["loss"] for row in rows if row["step"] >= steps / 2]
     low, high = min(*late, baseline), max(*late, baseline)
-    room = max(high - low, 0.01)
-    shown = alt.Scale(domain=[low - 0.1 * room, high + 0.5 * room], nice=False)
+    span = max(high - low, 0.01)
+    domain = alt.Scale(domain=[low - 0.1 * span, high + 0.5 * span], nice=False)
     loss = alt.Y(
         "loss:Q",
         title="nats per character",
-        scale=shown,
+        scale=domain,
         axis=alt.Axis(tickCount=6),
     )
     text = (
@@ -102,8 +102,8 @@ def _loss_panel(
     x = _steps(steps, title=None)
     area = (
         alt.Chart(alt.Data(values=band))
-        .mark_area(clip=True, color=_LOOKS[0][0], opacity=0.3)
-        .encode(x=x, y=alt.Y("low:Q", scale=shown), y2="high:Q")
+        .mark_area(clip=True, color=_LINE_STYLES[0][0], opacity=0.3)
+        .encode(x=x, y=alt.Y("low:Q", scale=domain), y2="high:Q")
     )
     rule = (
         alt.Chart(alt.Data(values=[{"loss": baseline}]))
@@ -118,7 +118,7 @@ def _loss_panel(
     lines = (
         alt.Chart(alt.Data(values=rows))
         .mark_line(clip=True, strokeJoin="round")
-        .encode(x=x, y=loss, **_looks(runs))
+        .encode(x=x, y=loss, **_line_channels(runs))
     )
     return alt.layer(area, rule, lines, note).properties(
         width=WIDTH, height=280, title=caption(text)
@@ -143,7 +143,7 @@ def _scale_panel(runs: Sequence[Curves], steps: int) -> alt.LayerChart:
     lines = (
         alt.Chart(alt.Data(values=rows))
         .mark_line(interpolate="step-after")
-        .encode(x=x, y=scale, **_looks(runs))
+        .encode(x=x, y=scale, **_line_channels(runs))
     )
     marks = (
         alt.Chart(alt.Data(values=skips))
@@ -174,13 +174,15 @@ def _steps(steps: int, title: str | None) -> alt.X:
     )
 
 
-def _looks(runs: Sequence[Curves]) -> dict[str, Any]:
-    """Return the channels that tell the runs apart: colour, width and dashes."""
-    kinds = (alt.Color, alt.StrokeWidth, alt.StrokeDash)
+def _line_channels(runs: Sequence[Curves]) -> dict[str, Any]:
+    """Return the encoding channels that differ by run: colour, width and dashes."""
+    channels = (alt.Color, alt.StrokeWidth, alt.StrokeDash)
     names = [run.name for run in runs]
     return {
-        kind.__name__[0].lower() + kind.__name__[1:]: kind(
+        channel.__name__[0].lower() + channel.__name__[1:]: channel(
             "run:N", scale=alt.Scale(domain=names, range=list(values[: len(names)]))
         )
-        for kind, values in zip(kinds, zip(*_LOOKS, strict=True), strict=True)
+        for channel, values in zip(
+            channels, zip(*_LINE_STYLES, strict=True), strict=True
+        )
     }
