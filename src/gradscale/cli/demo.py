@@ -1,4 +1,4 @@
-"""`gradscale demo`: one small model in five precisions, side by side."""
+"""`gradscale demo`: train a small model in five precisions."""
 
 import warnings
 from dataclasses import asdict
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Device(str, Enum):
-    """Where the demo runs."""
+    """Device of the demo."""
 
     auto = "auto"
     cpu = "cpu"
@@ -30,67 +30,63 @@ class Device(str, Enum):
 def demo(
     out: Annotated[
         Path,
-        typer.Option(
-            help="Where to write the figure: loss and scale against steps, as PNG."
-        ),
+        typer.Option(help="PNG to write: loss and scale against steps."),
     ] = Path("gradscale-demo.png"),
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json", help="Print all figures and curves as JSON, for programs."
-        ),
+        typer.Option("--json", help="Print all values and curves as JSON."),
     ] = False,
     device: Annotated[
         Device,
-        typer.Option(help="auto takes the GPU if PyTorch sees one, else the CPU."),
+        typer.Option(help="auto uses the GPU if PyTorch finds one, else the CPU."),
     ] = Device.auto,
     steps: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Optimizer steps of each run. The default shows the difference and "
-            "takes about a minute on two cores, less on more.",
+            help="Optimizer steps of each run. The default takes about a minute on two "
+            "CPU cores.",
         ),
     ] = Settings.steps,
     seed: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Of the weights and the batches. The same seed prints the same table; "
-            "FP32 also runs with the next two, to show what a seed alone changes.",
+            help="Seed of weights and batches. FP32 also runs with the next two seeds, "
+            "to measure the effect of the seed alone.",
         ),
     ] = Settings.seed,
 ) -> None:
-    """Train a small model in five precisions and see what loss scaling does.
+    """Train a small model in five precisions to show the effect of loss scaling.
 
     A plain network of 19 hidden layers learns to predict the next character of the
-    standard library's source text: in FP32, in BF16, and in FP16 bare, with a static
-    scale and with a dynamic one. All start from the same weights and see the same
-    batches.
+    standard library's source text in FP32, BF16, and FP16 without scaling, with a
+    static scale and with a dynamic scale. All runs use the same initial weights and
+    the same batches.
 
-    - `gradscale demo` prints the table and draws the figure
-    - `gradscale demo --seed 1` does it again from other weights
-    - `gradscale demo --json` prints the same for a program
+    - `gradscale demo` – print the table and draw the figure
+    - `gradscale demo --seed 1` – repeat with other weights
+    - `gradscale demo --json` – print JSON instead of the table
     """
     check_png(out, "--out")
-    # Torch says so when it is loaded without NumPy, which nothing here needs.
+    # Torch warns if NumPy is missing; the demo does not use it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
-        # Here and not above: no other command should have to load these.
+        # Imported here: other commands need neither torch nor altair.
         from gradscale.demo.comparison import chosen_device, compare, planned_runs
         from gradscale.demo.conclusions import headline, sentences
         from gradscale.report.demo_figure import comparison_figure
         from gradscale.report.figure_theme import save_png
     except ModuleNotFoundError as error:
-        raise _missing(error) from error
+        raise _import_failure(error) from error
     try:
-        place = chosen_device(device.value)
+        device_name = chosen_device(device.value)
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint="--device") from error
-    settings = Settings(device=place, steps=steps, seed=seed)
+    settings = Settings(device=device_name, steps=steps, seed=seed)
     try:
         runs = len(planned_runs(settings))
-        training = f"Training {runs} runs of {steps} steps on {place}"
+        training = f"Training {runs} runs of {steps} steps on {device_name}"
         with progress_bar(training, runs * steps, announce=True) as advance:
             comparison = compare(settings, lambda: advance(1))
     except FileNotFoundError as error:
@@ -108,10 +104,10 @@ def demo(
         data = _as_dict(comparison, sentences(comparison), out)
         print_json(data, nonfinite=lambda value: None)
     else:
-        _show(comparison, sentences(comparison), out)
+        _print(comparison, sentences(comparison), out)
 
 
-def _missing(error: ModuleNotFoundError) -> Exception:
+def _import_failure(error: ModuleNotFoundError) -> Exception:
     if error.name not in ("torch", "altair", "vl_convert"):
         return error
     typer.echo(
@@ -144,22 +140,24 @@ def _setup(comparison: "Comparison") -> str:
     )
 
 
-def _show(comparison: "Comparison", reading: list[str], out: Path) -> None:
+def _print(comparison: "Comparison", conclusions: list[str], out: Path) -> None:
     console = Console(highlight=False)
     console.print(f"\n{_setup(comparison)}", style="dim")
     console.print(comparison_table(_rows(comparison), noise=comparison.seed_noise))
     points = Table.grid(padding=(0, 1))
-    for sentence in reading:
+    for sentence in conclusions:
         points.add_row("•", sentence)
     console.print(points)
-    console.print(f"\nThe figure is in {out}")
+    console.print(f"\nFigure written to {out}", soft_wrap=True)
 
 
-def _as_dict(comparison: "Comparison", reading: list[str], out: Path) -> dict[str, Any]:
+def _as_dict(
+    comparison: "Comparison", conclusions: list[str], out: Path
+) -> dict[str, Any]:
     return {
         **asdict(comparison),
         "seed_noise": comparison.seed_noise,
         "table": [asdict(row) for row in _rows(comparison)],
-        "reading": reading,
+        "reading": conclusions,
         "figure": str(out),
     }

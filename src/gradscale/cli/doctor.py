@@ -1,4 +1,4 @@
-"""`gradscale doctor`: the verdict on a run."""
+"""`gradscale doctor`: diagnose a run."""
 
 import typer
 from rich.console import Console, Group
@@ -10,17 +10,17 @@ from gradscale.report.run_screen import findings, headline
 
 
 def doctor(file: File, as_json: AsJson = False) -> None:
-    """Say whether a run is well, and if not, where to look and what to try.
+    """Diagnose a run: print its verdict, the findings and advice.
 
-    - `gradscale doctor run.gs` prints the verdict and the findings
-    - `gradscale doctor run.gs --json` prints `{"verdict": …, "findings": [{"code",
+    - `gradscale doctor run.gs` – print the verdict and the findings
+    - `gradscale doctor run.gs --json` – print `{"verdict": …, "findings": [{"code",
       "where", "step", "what", "evidence", "advice"}, …]}`, the most severe first
-    - `gradscale doctor run.gs && ./submit.sh` goes on only with a healthy run
+    - `gradscale doctor run.gs && ./submit.sh` – continue only if the run is healthy
 
     | exit code | verdict | |
     |---|---|---|
-    | 0 | healthy | nothing is wrong |
-    | 1 | findings | something should be looked at |
+    | 0 | healthy | no problems |
+    | 1 | findings | problems that need attention |
     | 2 | collapse | no scale can help |
     | 3 | | the file cannot be read |
     """

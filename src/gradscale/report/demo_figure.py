@@ -153,7 +153,7 @@ def _scale_panel(runs: Sequence[Curves], steps: int) -> alt.LayerChart:
     return alt.layer(lines, marks).properties(
         width=WIDTH,
         height=120,
-        title=caption("Scale of the loss; × marks a skipped step"),
+        title=caption("Loss scale; × marks a skipped step"),
     )
 
 

@@ -55,7 +55,10 @@ def _difference(parting: Parting) -> str:
     if parting.column == "applied":
         took_a = "a took the step, b skipped it"
         return took_a if parting.a else "a skipped the step, b took it"
-    a, b = _value(parting, parting.a), _value(parting, parting.b)
+    a, b = (
+        "missing" if value is None else _value(parting, value)
+        for value in (parting.a, parting.b)
+    )
     return f"{parting.column} is {a} in a, {b} in b"
 
 

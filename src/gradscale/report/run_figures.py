@@ -112,7 +112,7 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
     )
     marks = _marks(diagnosis)
     layers = [shades, rule, note, line]
-    text = "Scale of the loss"
+    text = "Loss scale"
     if marks:
         layers.append(_points(marks, x, y))
         text += "; marks are steps with a verdict other than ok"
