@@ -1,4 +1,4 @@
-"""`gradscale doctor`: the verdict, as words, as JSON and as an exit code."""
+"""`gradscale doctor`: the verdict as text, JSON and exit code."""
 
 import json
 
@@ -31,23 +31,32 @@ def test_the_exit_code_is_that_of_the_verdict(tmp_path, name):
     assert json.loads(done.stdout)["verdict"] == verdict
 
 
-def test_findings_that_leave_hope_have_exit_code_1(tmp_path):
+@pytest.mark.parametrize(
+    ("steps", "text"), [(50, "No steps skipped."), (400, "All skips are normal.")]
+)
+def test_a_healthy_run_has_one_line_about_skips(tmp_path, steps, text):
+    runs.write(tmp_path / "run.gs", runs.saw_tooth(steps))
+    lines = call("doctor", tmp_path / "run.gs").stdout.splitlines()
+    assert lines[-1].rstrip() == f"Healthy. {text}"
+
+
+def test_findings_short_of_a_collapse_have_exit_code_1(tmp_path):
     runs.write_sampled(tmp_path / "run.gs", [1.0] * 400)
     done = call("doctor", tmp_path / "run.gs", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout)["verdict"] == "findings"
 
 
-def test_the_json_has_exactly_the_agreed_keys(tmp_path):
+def test_the_json_has_exactly_the_documented_keys(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_gradients(), culprits=runs.sick_tensors)
-    told = json.loads(call("doctor", tmp_path / "run.gs", "--json").stdout)
-    assert set(told) == {"verdict", "findings"}
-    [finding] = told["findings"]
+    data = json.loads(call("doctor", tmp_path / "run.gs", "--json").stdout)
+    assert set(data) == {"verdict", "findings"}
+    [finding] = data["findings"]
     assert set(finding) == {"code", "where", "step", "what", "evidence", "advice"}
     assert (finding["code"], finding["where"]) == ("GS208", "decoder.3.ffn.o.weight")
 
 
-def test_the_json_holds_no_number_that_is_none(tmp_path):
+def test_the_json_holds_no_nan(tmp_path):
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.event("GS105", data={"what": "x", "evidence": {"amax": float("nan")}})
     text = call("doctor", tmp_path / "run.gs", "--json").stdout
@@ -59,11 +68,11 @@ def test_findings_come_the_most_severe_first(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_loss())
     with RunWriter(tmp_path / "run.gs", resume=True) as writer:
         writer.event("GS105", step=1)
-    told = json.loads(call("doctor", tmp_path / "run.gs", "--json").stdout)
-    assert [finding["code"] for finding in told["findings"]] == ["GS203", "GS105"]
+    data = json.loads(call("doctor", tmp_path / "run.gs", "--json").stdout)
+    assert [finding["code"] for finding in data["findings"]] == ["GS203", "GS105"]
 
 
-def test_words_say_what_where_and_what_to_try(tmp_path):
+def test_the_text_has_location_and_advice(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_gradients(), culprits=runs.sick_tensors)
     shown = call("doctor", tmp_path / "run.gs").stdout
     wanted = ["collapse", "GS208", "decoder.3.ffn.o.weight", "since", "try 1", "more"]
@@ -97,7 +106,7 @@ def test_a_missing_file_is_refused_with_a_code(tmp_path, command):
 
 
 @pytest.mark.parametrize("command", ["report", "tail", "diff", "doctor"])
-def test_help_teaches_with_examples(command):
+def test_the_help_has_examples(command):
     shown = call(command, "--help", columns=120).stdout
     assert shown.count(f"gradscale {command} ") >= 3
     assert "exit code" in shown

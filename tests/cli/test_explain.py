@@ -1,4 +1,4 @@
-"""`gradscale explain`: pages for people, JSON for programs, help for typos."""
+"""`gradscale explain`: pages, JSON, and suggestions for typos."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def test_a_page_has_the_parts_of_a_rule_page():
     assert [head for head in heads if head in wanted] == wanted
 
 
-def test_a_page_without_an_alternative_does_not_promise_one():
+def test_a_page_without_an_alternative_has_no_section_for_it():
     assert "Use instead" not in call("explain", "GS202").stdout
 
 
@@ -100,16 +100,18 @@ def test_output_that_is_not_a_terminal_has_no_colour():
 )
 def test_an_unknown_code_is_refused_with_the_nearest_ones(typed, near):
     done = call("explain", typed)
-    said = words(done.stderr)
+    shown = words(done.stderr)
     assert done.exit_code == 2
-    assert f"{typed} is not a code of this version of gradscale. Did you mean" in said
-    assert near in said
-    assert "gradscale explain --all lists all codes." in said
+    assert f"{typed} is not a code of this version of gradscale. Did you mean" in shown
+    assert near in shown
+    assert "gradscale explain --all lists all codes." in shown
 
 
-def test_a_word_that_is_near_to_nothing_is_refused_without_a_guess():
-    said = words(call("explain", "xyzzy").stderr)
-    assert "xyzzy is not a code of this version of gradscale. gradscale explain" in said
+def test_a_word_similar_to_no_code_is_refused_without_a_suggestion():
+    shown = words(call("explain", "xyzzy").stderr)
+    assert (
+        "xyzzy is not a code of this version of gradscale. gradscale explain" in shown
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["GS201", "--all"]], ids=["none", "both"])
@@ -126,14 +128,14 @@ def test_an_error_leaves_standard_output_empty():
 @pytest.mark.parametrize(
     "text",
     [
-        "Say what a code means, why it is bad, and what to do.",
-        "gradscale explain GS201 prints one page",
-        "gradscale explain --all lists all codes",
-        "gradscale explain GS201 --json prints the same page for a program",
+        "Explain a code: its meaning, its consequences and the remedy.",
+        "gradscale explain GS201 – print one page",
+        "gradscale explain --all – list all codes",
+        "gradscale explain GS201 --json – print JSON",
         "scaler.last.verdict.code",
     ],
 )
-def test_help_teaches(text):
+def test_the_help_has_examples(text):
     assert text in words(call("explain", "--help").stdout)
 
 
@@ -147,7 +149,7 @@ def test_without_a_command_the_commands_are_listed():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_file_of_the_folder_is_a_command_that_teaches(name):
+def test_every_module_of_the_folder_is_a_command_with_help(name):
     done = call(name, "--help")
     assert done.exit_code == 0
     assert f"{name} [OPTIONS]" in words(done.stdout)

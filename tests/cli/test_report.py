@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from gradscale.cli import _reading, app
+from gradscale.cli import _output, _run_files, app
 from gradscale.runfile import RunWriter
 from tests.diagnosis import runs
 
@@ -19,7 +19,7 @@ def call(*arguments, columns=100):
 
 @pytest.fixture
 def collapsed(tmp_path):
-    """Return the file of a run that is lost."""
+    """Return the file of a run that collapsed."""
     path = tmp_path / "run.gs"
     runs.write(path, runs.collapse(), culprits=runs.sick_tensors)
     return path
@@ -47,11 +47,11 @@ def test_the_screen_fits_the_terminal(tmp_path, history, columns):
     assert max(map(len, lines)) <= columns
 
 
-def test_json_has_what_the_screen_has(collapsed):
-    told = json.loads(call("report", collapsed, "--json").stdout)
-    assert (told["steps"], told["applied"], told["skipped"]) == (400, 299, 101)
-    assert told["verdicts"]["genuine"] == 31
-    assert told["scale"] == {
+def test_the_json_has_the_values_of_the_screen(collapsed):
+    data = json.loads(call("report", collapsed, "--json").stdout)
+    assert (data["steps"], data["applied"], data["skipped"]) == (400, 299, 101)
+    assert data["verdicts"]["genuine"] == 31
+    assert data["scale"] == {
         "first": 2.0**15,
         "last": 2.0**-24,
         "lowest_log2": -24.0,
@@ -59,21 +59,21 @@ def test_json_has_what_the_screen_has(collapsed):
         "floor": 2.0**-24,
         "ceiling": 2.0**126,
     }
-    assert [phase["name"] for phase in told["phases"]] == [
+    assert [phase["name"] for phase in data["phases"]] == [
         "steady",
         "genuine",
         "collapse",
     ]
-    assert told["culprits"][0]["name"] == "decoder.3.ffn.o.weight"
+    assert data["culprits"][0]["name"] == "decoder.3.ffn.o.weight"
 
 
 def test_a_run_without_a_step_is_reported(tmp_path):
     RunWriter(tmp_path / "run.gs").close()
     done = call("report", tmp_path / "run.gs")
-    assert (done.exit_code, "no step was recorded" in done.stdout) == (0, True)
+    assert (done.exit_code, "no steps recorded" in done.stdout) == (0, True)
 
 
-def test_a_run_that_is_being_written_is_reported(tmp_path):
+def test_a_run_in_progress_is_reported(tmp_path):
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.step(1, 1024.0, True, "GS000")
         writer.flush()
@@ -81,7 +81,7 @@ def test_a_run_that_is_being_written_is_reported(tmp_path):
     assert "still running, or killed" in shown
 
 
-def test_the_figures_become_a_png(collapsed, tmp_path):
+def test_the_figure_is_written_as_png(collapsed, tmp_path):
     done = call("report", collapsed, "--png", tmp_path / "out.png")
     head = (tmp_path / "out.png").read_bytes()[:24]
     assert done.exit_code == 0
@@ -90,19 +90,19 @@ def test_the_figures_become_a_png(collapsed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("target", "said"), [("out.pdf", "does not end in .png"), ("no/a.png", "folder")]
+    ("target", "text"), [("out.pdf", "does not end in .png"), ("no/a.png", "folder")]
 )
-def test_a_png_that_cannot_be_is_refused(collapsed, tmp_path, target, said):
+def test_an_impossible_png_is_refused(collapsed, tmp_path, target, text):
     done = call("report", collapsed, "--png", tmp_path / target)
     assert done.exit_code == 2
-    # A long path wraps the line, inside of a box.
-    assert said in " ".join(done.stderr.replace("│", " ").split())
+    # Typer wraps long lines inside a box.
+    assert text in " ".join(done.stderr.replace("│", " ").split())
 
 
 def test_a_missing_plotting_library_is_named_with_the_install_line(
     collapsed, tmp_path, monkeypatch
 ):
-    for name in ("figures", "exponents", "run_figures"):
+    for name in ("figure_theme", "exponents", "run_figures"):
         monkeypatch.delitem(sys.modules, f"gradscale.report.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "altair", None)
     done = call("report", collapsed, "--png", tmp_path / "out.png")
@@ -111,12 +111,12 @@ def test_a_missing_plotting_library_is_named_with_the_install_line(
 
 
 def test_a_long_run_shows_its_progress_on_a_terminal(collapsed, monkeypatch):
-    class Terminal(_reading.Console):
+    class Terminal(_output.Console):
         def __init__(self, **options):
             super().__init__(**options, force_terminal=True)
 
-    monkeypatch.setattr(_reading, "LONG", 1)
-    monkeypatch.setattr(_reading, "Console", Terminal)
+    monkeypatch.setattr(_run_files, "LONG", 1)
+    monkeypatch.setattr(_output, "Console", Terminal)
     done = call("report", collapsed)
     assert "Reading 400 steps" in done.stderr
     assert "Reading" not in done.stdout

@@ -1,4 +1,4 @@
-"""`gradscale run`: the script is untouched, and one line is added at the end."""
+"""`gradscale run`: the script does not notice, and one line is printed at the end."""
 
 import os
 import re
@@ -9,17 +9,17 @@ import time
 
 import pytest
 
-from gradscale.cli.run import Seen, closing_line
+from gradscale.cli.run import Recorded, closing_line
 from gradscale.runfile import RunWriter
 
-# What a script can see of the way it was started.
-SEEN = """\
+# Prints everything a script can observe of the way it was started.
+OBSERVE = """\
 import os, sys
 print(__name__, sys.argv, sys.path[:1], os.getcwd())
 print([path for path in sys.path if "startup" in path], "torch" in sys.modules)
 print(sys.stdin.read())
 """
-NO_SCALER = "gradscale: no scaler was made, so nothing was recorded."
+NO_SCALER = "gradscale: nothing was recorded, because no scaler was created."
 
 
 def started(*command, folder, **more):
@@ -35,7 +35,7 @@ def started(*command, folder, **more):
 
 
 def both(folder, *command, **more):
-    """Run Python as it is, then under `gradscale run`, and return both ends."""
+    """Run Python, then Python under `gradscale run`; return both results."""
     alone = started(*command, folder=folder, **more)
     return alone, started("-m", "gradscale", "run", *command, folder=folder, **more)
 
@@ -52,15 +52,15 @@ def script(folder, text, name="train.py"):
     return name
 
 
-def test_a_script_sees_what_it_sees_without_us(tmp_path):
-    train = script(tmp_path, SEEN)
+def test_a_script_observes_no_difference(tmp_path):
+    train = script(tmp_path, OBSERVE)
     alone, run = both(tmp_path, train, "--lr", "1", "-o", "--", "-m", input="typed")
     assert alone.returncode == 0
     assert "typed" in alone.stdout
     assert (run.returncode, run.stdout) == (0, alone.stdout)
 
 
-def test_a_script_in_another_folder_finds_its_neighbours(tmp_path):
+def test_a_script_in_another_folder_imports_its_neighbours(tmp_path):
     (tmp_path / "inner").mkdir()
     script(tmp_path / "inner", "here = 3\n", "neighbour.py")
     train = script(tmp_path, "import neighbour; print(neighbour.here)", "inner/a.py")
@@ -68,16 +68,16 @@ def test_a_script_in_another_folder_finds_its_neighbours(tmp_path):
     assert (run.returncode, run.stdout) == (alone.returncode, "3\n")
 
 
-def test_a_module_is_run_as_python_does(tmp_path):
+def test_a_module_is_run_as_by_python(tmp_path):
     (tmp_path / "package").mkdir()
-    script(tmp_path, SEEN + "print(__package__, __spec__.name)", "package/train.py")
+    script(tmp_path, OBSERVE + "print(__package__, __spec__.name)", "package/train.py")
     alone, run = both(tmp_path, "-m", "package.train", "--help", "-o", input="")
     assert "package.train" in alone.stdout
     assert (run.returncode, run.stdout) == (0, alone.stdout)
 
 
 @pytest.mark.parametrize("end", ["sys.exit(7)", "sys.exit('gone')", "1 / 0", "pass"])
-def test_an_end_is_the_scripts_own_and_one_line_follows(tmp_path, end):
+def test_exit_code_and_output_are_the_scripts_and_one_line_follows(tmp_path, end):
     train = script(tmp_path, f"import sys\nprint('out')\n{end}\n")
     alone, run = both(tmp_path, train)
     errors, line = last_line(run.stderr)
@@ -87,7 +87,7 @@ def test_an_end_is_the_scripts_own_and_one_line_follows(tmp_path, end):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_a_script_ended_by_a_signal_ends_us_by_the_same(tmp_path, number):
+def test_a_signal_that_ends_the_script_ends_the_command(tmp_path, number):
     text = f"""
 import os, signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -99,7 +99,7 @@ os.kill(os.getpid(), {number.value})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_sent_to_us_reaches_the_script(tmp_path, number):
+def test_a_signal_sent_to_the_command_reaches_the_script(tmp_path, number):
     text = f"""
 import pathlib, signal, sys, time
 signal.signal({number.value}, lambda *_: sys.exit(5))
@@ -107,7 +107,7 @@ pathlib.Path("ready").touch()
 time.sleep(60)
 """
     command = [sys.executable, "-m", "gradscale", "run", script(tmp_path, text)]
-    # A session of its own: no terminal sends the signal as well.
+    # New session: no terminal sends the signal as well.
     process = subprocess.Popen(
         command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -135,7 +135,7 @@ subprocess.run([sys.executable, "-c", code])
     assert run.stdout == "[]\n[]\n"
 
 
-def test_asking_whether_torch_is_there_does_not_lose_the_hook(tmp_path):
+def test_find_spec_of_torch_keeps_the_import_hook(tmp_path):
     (tmp_path / "stand_in" / "torch").mkdir(parents=True)
     script(tmp_path, "", "stand_in/torch/__init__.py")
     text = """
@@ -148,9 +148,9 @@ print(torch.__spec__.loader.exec_module.__self__ is torch.__spec__.loader)
     run = started("-m", "gradscale", "run", script(tmp_path, text), folder=tmp_path)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines()[1] == "True"
-    # The stand-in has no scalers: the hook was called, and said so.
+    # The stand-in has no scalers: the hook has run, and reported it.
     assert "gradscale: nothing was recorded" in run.stderr
-    assert "ran as it does without gradscale" in run.stderr
+    assert "The script ran without gradscale" in run.stderr
 
 
 def test_another_sitecustomize_still_runs(tmp_path):
@@ -165,29 +165,29 @@ def test_another_sitecustomize_still_runs(tmp_path):
     assert run.stdout == "theirs\n" + alone.stdout
 
 
-def test_a_file_that_is_there_is_refused_before_anything_runs(tmp_path):
+def test_an_existing_run_file_is_refused_before_anything_runs(tmp_path):
     train = script(tmp_path, "print('ran')")
     (tmp_path / "old.gs").write_text("precious")
     run = started("-m", "gradscale", "run", "-o", "old.gs", train, folder=tmp_path)
     assert (run.returncode, run.stdout) == (2, "")
-    assert "There is a file old.gs already" in re.sub(r"[\s│]+", " ", run.stderr)
+    assert "The file old.gs already exists" in re.sub(r"[\s│]+", " ", run.stderr)
     assert (tmp_path / "old.gs").read_text() == "precious"
 
 
-def test_a_launcher_is_run_by_itself_with_its_arguments(tmp_path):
+def test_a_launcher_is_run_with_its_arguments(tmp_path):
     run = started("-m", "gradscale", "run", "echo", "-m", "--help", folder=tmp_path)
     assert (run.returncode, run.stdout) == (0, "-m --help\n")
 
 
-def test_a_script_that_is_not_there_is_named(tmp_path):
+def test_a_missing_script_is_named(tmp_path):
     run = started("-m", "gradscale", "run", "trian.py", folder=tmp_path)
     assert run.returncode == 2
     shown = re.sub(r"[\s│]+", " ", run.stderr)
-    assert "There is no script and no command trian.py" in shown
+    assert "trian.py is neither a script nor a command" in shown
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "text"),
     [
         ([(True, "GS000")], "1 step recorded"),
         ([(True, "GS203"), (False, "GS203")], "2 steps, 1 skipped, recorded"),
@@ -198,18 +198,18 @@ def test_a_script_that_is_not_there_is_named(tmp_path):
         ),
     ],
 )
-def test_the_closing_line_counts_what_was_asked_for_and_not_taken(
-    tmp_path, steps, said
+def test_the_closing_line_counts_skips_and_steps_without_gradients(
+    tmp_path, steps, text
 ):
     path = str(tmp_path / "run.gs")
     with RunWriter(path) as writer:
         for step, (applied, code) in enumerate(steps, start=1):
             writer.step(step, 1.0, applied, code)
-    line = closing_line(Seen([path], 1, 1, ""))
-    assert line.startswith(f"gradscale: {said} in {path}. ")
+    line = closing_line(Recorded([path], 1, 1, ""))
+    assert line.startswith(f"gradscale: {text} in {path}. ")
 
 
-def test_the_help_teaches_by_example(tmp_path):
+def test_the_help_has_examples(tmp_path):
     run = started("-m", "gradscale", "run", "--help", folder=tmp_path)
     for example in (
         "gradscale run train.py --lr 0.1",

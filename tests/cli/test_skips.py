@@ -1,4 +1,4 @@
-"""Skips are counted in one way, whoever counts them."""
+"""All commands count skips in the same way."""
 
 import json
 
@@ -6,19 +6,19 @@ import pytest
 from typer.testing import CliRunner
 
 from gradscale.cli import app
-from gradscale.cli.run import Seen, closing_line
+from gradscale.cli.run import Recorded, closing_line
 from gradscale.diagnosis import diagnose_run
 from gradscale.diagnosis.following import Follower
 from gradscale.report.tail_screen import vitals
 from gradscale.runfile import RunWriter, open_run
 
-# Steps that were taken though their loss was not finite, and skips.
+# Steps with a non-finite loss: some applied, some skipped.
 LOSSES = [(step % 4 > 0, "GS203") for step in range(20)]
-# Steps without gradients, and a skip among them.
+# Steps without gradients, and one skip.
 IDLE = [*[(False, "GS103")] * 9, (False, "GS201"), *[(False, "GS103")] * 9]
 
 
-def told(*arguments):
+def call(*arguments):
     return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "100"})
 
 
@@ -36,10 +36,10 @@ def test_all_commands_count_the_same_skips(tmp_path, steps, skipped):
     counts = f"{len(steps)} steps, {skipped} skipped"
     assert (diagnosis.skipped, follower.skipped) == (skipped, skipped)
     assert sum(phase.skipped for phase in diagnosis.phases) == skipped
-    assert counts in closing_line(Seen([str(path)], 1, 1, ""))
-    assert counts in told("doctor", path).stdout
-    assert counts in told("report", path).stdout
-    assert json.loads(told("report", path, "--json").stdout)["skipped"] == skipped
-    both = json.loads(told("diff", path, path, "--json").stdout)
+    assert counts in closing_line(Recorded([str(path)], 1, 1, ""))
+    assert counts in call("doctor", path).stdout
+    assert counts in call("report", path).stdout
+    assert json.loads(call("report", path, "--json").stdout)["skipped"] == skipped
+    both = json.loads(call("diff", path, path, "--json").stdout)
     assert (both["a"]["skipped"], both["b"]["skipped"]) == (skipped, skipped)
     assert vitals(follower)["skipped"].startswith(f"{skipped}, ")

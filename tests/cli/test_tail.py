@@ -1,4 +1,4 @@
-"""`gradscale tail`: waits, follows, ends with the run or by Ctrl-C."""
+"""`gradscale tail`: waits, follows, ends with the run or on Ctrl-C."""
 
 import json
 import os
@@ -28,13 +28,13 @@ def call(*arguments):
 
 @pytest.fixture
 def started():
-    """Return a function that starts `tail`; what it started is ended.
+    """Return a function that starts `tail` in a process, which is killed at the end.
 
-    It hears Ctrl-C as in a terminal: what a shell starts in the background does not,
-    tests included.
+    SIGINT has its default handler, as in a terminal: a shell starts background jobs,
+    such as a test run, with SIGINT ignored.
     """
     processes = []
-    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def start(*arguments, **options):
         command = [*COMMAND, *map(str, arguments)]
@@ -48,11 +48,11 @@ def started():
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-    signal.signal(signal.SIGINT, heard)
+    signal.signal(signal.SIGINT, before)
 
 
 def next_line(process):
-    """Return the next line that a process prints, as data; fail if none comes."""
+    """Return the next line of a process, parsed; kill the process if none comes."""
     late = threading.Timer(PATIENCE, process.kill)
     late.start()
     try:
@@ -61,32 +61,32 @@ def next_line(process):
         late.cancel()
 
 
-# --- what is printed ------------------------------------------------------------------
+# --- output ------------------------------------------------------------------
 
 
 def test_json_has_a_line_for_each_step_and_each_finding(tmp_path):
-    [said] = runs.write(tmp_path / "run.gs", runs.nan_loss(steps=120))
+    [finding] = runs.write(tmp_path / "run.gs", runs.nan_loss(steps=120))
     done = call(tmp_path / "run.gs", "--json")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     steps = [line["step"] for line in lines if "step" in line]
-    [finding] = [line["finding"] for line in lines if "finding" in line]
+    [printed] = [line["finding"] for line in lines if "finding" in line]
     assert done.exit_code == 0
     assert steps == list(range(1, 121))
-    assert (finding["code"], finding["step"]) == ("GS203", said.step)
+    assert (printed["code"], printed["step"]) == ("GS203", finding.step)
     assert (lines[-1]["verdict"], lines[-1]["loss"]) == ("forward_nonfinite", "nan")
 
 
-def test_a_pipe_gets_findings_and_a_closing_line(tmp_path):
-    [said] = runs.write(tmp_path / "run.gs", runs.nan_loss(steps=120))
+def test_a_pipe_gets_the_findings_and_a_summary_line(tmp_path):
+    [finding] = runs.write(tmp_path / "run.gs", runs.nan_loss(steps=120))
     lines = call(tmp_path / "run.gs").stdout.splitlines()
-    assert lines[0] == f"GS203 step {said.step}: {said.what}"
+    assert lines[0] == f"GS203 step {finding.step}: {finding.what}"
     assert lines[-1].startswith("collapse: step 120, scale ")
 
 
 # --- following ------------------------------------------------------------------------
 
 
-def test_a_file_that_is_not_there_is_waited_for_and_followed(tmp_path, started):
+def test_a_missing_file_is_waited_for_and_followed(tmp_path, started):
     process = started(tmp_path / "run.gs", "--json", stdout=subprocess.PIPE)
     time.sleep(0.5)
     assert process.poll() is None
@@ -132,15 +132,15 @@ def test_a_terminal_gets_a_live_screen(tmp_path, started):
         while chunk := os.read(ours, 65536):
             shown += chunk
     except OSError:
-        # How Linux says that the other end is closed.
+        # Linux raises EIO when the other end is closed.
         pass
     finally:
         os.close(ours)
-    assert b"the run has ended" in shown
+    assert b"  ended" in shown
     assert b"GS203" in shown
 
 
-def test_a_run_that_went_back_is_read_again(tmp_path):
+def test_a_rewound_run_is_read_again(tmp_path):
     with RunWriter(tmp_path / "run.gs") as writer:
         for step in range(1, 11):
             writer.step(step, 1024.0, True, "GS000")
@@ -166,20 +166,20 @@ def test_a_long_run_is_read_in_pieces(tmp_path, monkeypatch):
 def test_a_run_without_a_step_ends_with_a_line(tmp_path):
     RunWriter(tmp_path / "run.gs").close()
     done = CliRunner().invoke(app, ["tail", str(tmp_path / "run.gs")])
-    assert (done.exit_code, done.stdout) == (0, "healthy: no step was recorded\n")
+    assert (done.exit_code, done.stdout) == (0, "healthy: no steps recorded\n")
 
 
 def test_followed_findings_are_those_of_the_finished_run(tmp_path):
-    said = runs.write(
+    findings = runs.write(
         tmp_path / "run.gs", runs.nan_gradients(), culprits=runs.sick_tensors
     )
     with open_run(tmp_path / "run.gs") as run:
         follower = Follower(run)
         follower.poll()
-    assert follower.findings == said
+    assert follower.findings == findings
 
 
-def test_what_a_run_was_told_beside_its_steps_is_said_once(tmp_path):
+def test_an_event_outside_the_steps_is_printed_once(tmp_path):
     path = tmp_path / "run.gs"
     with RunWriter(path) as writer:
         writer.event("GS301", data={"what": "the scaler was not resumed"})

@@ -1,4 +1,4 @@
-"""What all tests of the demo share."""
+"""Fixtures of the demo's tests."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    # As in the demo itself: the figures do not depend on the machine.
+    # As in the demo: results do not depend on the machine.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""All runs of the demo, side by side."""
+"""The comparison of all runs of the demo."""
 
 import random
 
@@ -18,7 +18,7 @@ def comparison():
     return compare(SMALL, lambda: None)
 
 
-def test_there_is_one_run_a_precision_and_fp32_with_two_more_seeds(comparison):
+def test_there_is_one_run_per_precision_and_fp32_with_two_more_seeds(comparison):
     assert [run.name for run in comparison.runs] == [kind.name for kind in PRECISIONS]
     assert {run.seed for run in comparison.runs} == {5}
     assert [(run.name, run.seed) for run in comparison.other_seeds] == [
@@ -53,10 +53,10 @@ def test_a_comparison_repeats_itself_to_the_last_bit(comparison):
     assert compare(SMALL, lambda: None) == comparison
 
 
-def test_every_step_of_every_run_is_told():
-    told = []
-    compare(SMALL, lambda: told.append(1))
-    assert len(told) == SMALL.steps * len(planned_runs(SMALL)) == 3 * 7
+def test_on_step_is_called_after_every_step_of_every_run():
+    calls = []
+    compare(SMALL, lambda: calls.append(1))
+    assert len(calls) == SMALL.steps * len(planned_runs(SMALL)) == 3 * 7
 
 
 def test_the_settings_and_the_random_state_of_the_caller_are_left_alone():
@@ -71,33 +71,33 @@ def test_the_settings_and_the_random_state_of_the_caller_are_left_alone():
 
 
 def test_an_error_in_one_run_ends_all_and_is_raised():
-    told = []
+    calls = []
 
     def fail_once():
-        told.append(1)
-        if len(told) == 20:
+        calls.append(1)
+        if len(calls) == 20:
             raise ValueError("the twentieth step")
 
     long = Settings(steps=500, batch=64, depth=2)
     torch.set_num_threads(2)
     with pytest.raises(ValueError, match="the twentieth step"):
         compare(long, fail_once)
-    assert len(told) < 500
+    assert len(calls) < 500
     assert torch.get_num_threads() == 2
 
 
-def test_auto_takes_the_gpu_that_is_there(monkeypatch):
+def test_auto_takes_an_available_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert chosen_device("auto") == "cuda"
     assert chosen_device("cpu") == "cpu"
 
 
-def test_auto_takes_the_cpu_where_there_is_no_gpu(monkeypatch):
+def test_auto_takes_the_cpu_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert chosen_device("auto") == "cpu"
 
 
-def test_a_gpu_that_is_not_there_is_refused_with_the_remedy(monkeypatch):
+def test_a_missing_gpu_is_refused_with_the_remedy(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"device=cuda.*Pass cpu or auto.*GS107"):
         chosen_device("cuda")

@@ -42,24 +42,24 @@ def test_a_file_that_is_no_module_of_the_library_is_left_out(tmp_path):
     assert decoded(torch.cat(library_text(tmp_path))) == "a" * 50
 
 
-def test_what_is_not_ascii_becomes_one_symbol(tmp_path):
+def test_bytes_outside_ascii_become_one_symbol(tmp_path):
     (tmp_path / "os.py").write_bytes("aé\tb".encode() * 5)
     assert decoded(torch.cat(library_text(tmp_path))) == "a\0\0\0b" * 5
 
 
 def test_a_folder_without_sources_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"holds no source.*its \.py files"):
+    with pytest.raises(FileNotFoundError, match=r"has no source.*its \.py files"):
         library_text(tmp_path)
 
 
-def test_what_is_drawn_stands_in_the_text():
+def test_windows_are_parts_of_the_text():
     windows = draw(torch.arange(10), (200, 4), torch.Generator().manual_seed(0))
     assert windows.shape == (200, 4)
     assert torch.equal(windows - windows[:, :1], torch.arange(4).expand(200, 4))
     assert set(windows[:, 0].tolist()) == set(range(7))
 
 
-def test_guessing_by_frequency_costs_what_the_frequencies_say():
+def test_the_frequency_loss_is_the_cross_entropy():
     # 97 of 194 after each symbol was counted once more.
     training = torch.cat([torch.zeros(96), torch.ones(1)]).long()
     assert frequency_loss(training, torch.zeros(5).long()) == pytest.approx(math.log(2))

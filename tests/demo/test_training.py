@@ -100,10 +100,10 @@ def test_the_loss_is_kept_with_the_steps_done_before_it():
     assert [steps for steps, _ in done.losses] == [0, 5, 7]
 
 
-def test_every_step_is_told():
-    told = []
-    run(FP32, SMALL, lambda: told.append(1))
-    assert len(told) == SMALL.steps
+def test_on_step_is_called_after_every_step():
+    calls = []
+    run(FP32, SMALL, lambda: calls.append(1))
+    assert len(calls) == SMALL.steps
 
 
 def test_the_share_is_measured_from_the_first_step_on_and_the_loss_to_the_last():

@@ -170,7 +170,7 @@ def test_spawned_processes_are_recorded(tmp_path):
     for path in files.iterdir():
         with open_run(path) as record:
             assert [row.scale for row in record.steps()] == [1024.0] * 5
-    assert "(and 1 more: one file a scaler)" in run.stderr
+    assert "(and 1 more, one file per scaler)" in run.stderr
 
 
 @pytest.mark.skipif(CUDA, reason="with CUDA the scaler is not disabled")
@@ -180,5 +180,5 @@ def test_a_disabled_scaler_is_distinguished_from_none(tmp_path):
         "torch.amp.GradScaler('cuda').update()\n"
     )
     run, files = recorded(tmp_path, "train.py")
-    assert run.stderr.startswith("gradscale: the scaler was disabled")
+    assert run.stderr.startswith("gradscale: nothing was recorded, because the scaler")
     assert list(files.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The figures: what is drawn, and that it becomes a PNG."""
+"""The figure of the demo: its layers, and the PNG."""
 
 import importlib
 import math
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from gradscale.report.demo_figure import comparison_figure, save_png
+from gradscale.report.demo_figure import comparison_figure
+from gradscale.report.figure_theme import save_png
 
 
 class Curve(NamedTuple):
@@ -126,8 +127,8 @@ def test_the_png_is_twice_as_wide_as_a_readme(tmp_path):
 
 @pytest.mark.parametrize("library", ["altair", "vl_convert"])
 def test_a_missing_library_is_named_with_the_install_line(monkeypatch, library):
-    monkeypatch.delitem(sys.modules, "gradscale.report.demo_figure")
+    monkeypatch.delitem(sys.modules, "gradscale.report.figure_theme")
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ModuleNotFoundError, match=library) as caught:
-        importlib.import_module("gradscale.report.demo_figure")
+        importlib.import_module("gradscale.report.figure_theme")
     assert "pip install 'gradscale[report]'" in str(caught.value)

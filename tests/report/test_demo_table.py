@@ -1,4 +1,4 @@
-"""The tables of the terminal."""
+"""The table of the demo."""
 
 import math
 
@@ -6,19 +6,16 @@ import pytest
 from rich.console import Console
 
 from gradscale.core.formatting import power
-from gradscale.report.demo_table import (
-    ComparisonRow,
-    comparison_table,
-    percent,
-)
+from gradscale.report.demo_table import ComparisonRow, comparison_table
+from gradscale.report.style import fixed_percent
 
 
 @pytest.mark.parametrize(
     ("share", "shown"),
     [(0.0, "0.0 %"), (0.0001, "<0.1 %"), (0.454, "45.4 %"), (1.0, "100.0 %")],
 )
-def test_a_share_is_shown_in_percent_and_never_rounded_to_nothing(share, shown):
-    assert percent(share) == shown
+def test_a_non_zero_share_is_never_shown_as_zero(share, shown):
+    assert fixed_percent(share) == shown
 
 
 @pytest.mark.parametrize(
@@ -52,16 +49,16 @@ def test_a_row_shows_all_figures():
     ]
 
 
-def test_what_has_no_figure_shows_a_dash():
+def test_missing_values_are_dashes():
     assert printed(None, noise=0.05).splitlines()[-2].split().count("–") == 2
 
 
 @pytest.mark.parametrize("distance", [0.06, -0.06, math.nan])
-def test_a_distance_beyond_the_noise_stands_out(distance):
+def test_a_distance_beyond_the_noise_is_red(distance):
     assert "\x1b[1;31m" in printed(distance, noise=0.05, colour=True)
 
 
-def test_a_distance_within_the_noise_does_not_stand_out():
+def test_a_distance_within_the_noise_is_green():
     shown = printed(-0.04, noise=0.05, colour=True)
     assert "\x1b[32m" in shown
     assert "\x1b[1;31m" not in shown

@@ -1,4 +1,4 @@
-"""The figures of a run: what is drawn."""
+"""The figures of a run: the data of their layers."""
 
 import pytest
 
@@ -39,14 +39,14 @@ def test_marks_have_step_scale_and_verdict(tmp_path):
     assert marks == [(101, 16.0, "probing"), (202, 16.0, "probing")]
 
 
-def test_a_near_floor_is_drawn_and_a_far_ceiling_is_told(tmp_path):
+def test_a_near_floor_is_drawn_and_a_far_ceiling_is_in_the_subtitle(tmp_path):
     runs.write(tmp_path / "run.gs", runs.collapse())
     spec, [panel] = drawn(tmp_path / "run.gs")
     assert rows(panel, "rule") == [{"log2": -24.0, "text": "floor 2^-24"}]
     assert "between 2^-24 and 2^126" in spec["title"]["subtitle"]
 
 
-def test_a_far_floor_is_told_and_not_drawn(tmp_path):
+def test_a_far_floor_is_in_the_subtitle_and_not_drawn(tmp_path):
     runs.write(tmp_path / "run.gs", runs.saw_tooth(250))
     spec, [panel] = drawn(tmp_path / "run.gs")
     assert rows(panel, "rule") == []
@@ -60,13 +60,13 @@ def test_phases_that_are_not_steady_are_shaded(tmp_path):
     assert shades == [(300, 341), (341, 401)]
 
 
-def test_the_title_is_the_gravest_finding(tmp_path):
+def test_the_title_is_the_most_severe_finding(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_loss())
     spec, _ = drawn(tmp_path / "run.gs")
     assert spec["title"]["text"].startswith("GS203 the loss is nan before scaling")
 
 
-def test_a_long_restless_run_is_drawn_in_pieces(tmp_path):
+def test_a_long_run_with_many_changes_is_drawn_in_pieces(tmp_path):
     with RunWriter(tmp_path / "run.gs", backlog=1 << 20) as writer:
         for step in range(1, 10_001):
             writer.step(step, 2.0 ** (step % 2), True, "GS000")
@@ -74,7 +74,7 @@ def test_a_long_restless_run_is_drawn_in_pieces(tmp_path):
     assert len(rows(panel, "line")) == 2 * PIECES + 1
 
 
-def test_marks_are_one_of_a_kind_for_each_piece(tmp_path):
+def test_each_piece_has_at_most_one_mark_of_a_verdict(tmp_path):
     with RunWriter(tmp_path / "run.gs", backlog=1 << 20) as writer:
         for step in range(1, 7801):
             writer.step(step, 4.0, False, Verdict.OVERFLOW.code)
@@ -89,7 +89,7 @@ def test_bars_are_shares_of_all_elements(tmp_path):
     bars = [row for row in rows(panel, "rect") if "share" in row]
     assert len(bars) == 42
     assert sum(bar["share"] for bar in bars) == pytest.approx(1.0)
-    kinds = [bar["kind"] for bar in bars]
+    kinds = [bar["range"] for bar in bars]
     assert (kinds.count("subnormal"), kinds.count("normal")) == (10, 30)
 
 
@@ -100,22 +100,37 @@ def test_the_ranges_of_float16_are_shaded(tmp_path):
     assert bands == [(-24, -14), (-14, 16)]
 
 
+@pytest.mark.parametrize(
+    ("history", "title"),
+    [
+        (runs.saw_tooth, "Healthy: all skips are normal"),
+        (lambda: list(runs.saw_tooth(50)), "Healthy: no steps skipped"),
+    ],
+)
+def test_the_title_of_a_healthy_run_tells_whether_steps_were_skipped(
+    tmp_path, history, title
+):
+    runs.write(tmp_path / "run.gs", history())
+    spec, _ = drawn(tmp_path / "run.gs")
+    assert spec["title"]["text"] == title
+
+
 def test_a_run_without_a_step_has_a_figure(tmp_path):
     RunWriter(tmp_path / "run.gs").close()
     with open_run(tmp_path / "run.gs") as run:
         spec = run_figure(diagnose_run(run)).to_dict()
     [panel] = spec["vconcat"]
-    assert panel["title"]["text"] == "The run has no step yet"
+    assert panel["title"]["text"] == "The run has no steps yet"
 
 
-def test_zeros_that_were_probably_flushed_stand_out(tmp_path):
+def test_probably_flushed_zeros_have_their_own_bar_and_label(tmp_path):
     bins = [300, 200, 100, *[0] * 21, 1, *[0] * 15]
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.step(1, 1.0, True, "GS000", amax=1.0)
         writer.samples(1, {"w": TensorSample(901, 300, 600, bins)})
     spec, [_, panel] = drawn(tmp_path / "run.gs")
     zeros = [row for row in rows(panel, "rect") if row.get("from") == -31.5]
-    assert [(row["kind"], row["share"]) for row in zeros] == [
+    assert [(row["range"], row["share"]) for row in zeros] == [
         ("exactly 0", 300 / 901),
         ("below float16", 300 / 901),
     ]
@@ -132,8 +147,8 @@ def test_a_scale_that_falls_is_shaded(tmp_path):
     assert (shade["first"], shade["last"]) == (4, 31)
 
 
-def test_a_title_that_is_too_long_loses_what_is_said_last(tmp_path):
-    what = f"the loss is nan{' again' * 9}; said from step 3 to step 999"
+def test_a_long_title_is_cut_at_the_semicolon(tmp_path):
+    what = f"the loss is nan{' again' * 9}; reported twice (steps 3 and 999)"
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.step(1, 1.0, True, "GS000")
         writer.event("GS104", step=1, data={"what": what})

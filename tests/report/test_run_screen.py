@@ -1,4 +1,4 @@
-"""The screens of a run: what they say, and that charts tell the truth."""
+"""The screens of a run, and the values in its charts."""
 
 import io
 import re
@@ -11,8 +11,8 @@ from gradscale.diagnosis import diagnose_run
 from gradscale.diagnosis.following import Follower
 from gradscale.diagnosis.timeline import Timeline
 from gradscale.report.chart import mark_legend, scale_chart
-from gradscale.report.run_screen import facts, headline, run_screen
-from gradscale.report.style import LOOKS
+from gradscale.report.run_screen import headline, run_screen, summary
+from gradscale.report.style import VERDICT_STYLES
 from gradscale.report.tail_screen import tail_screen, vitals
 from gradscale.runfile import RunWriter, open_run
 from tests.diagnosis import runs
@@ -46,7 +46,7 @@ def diagnosed(path):
 # --- the chart ------------------------------------------------------------------------
 
 
-def test_a_scale_that_stands_still_is_one_line_at_its_power():
+def test_a_constant_scale_is_one_line_at_its_power():
     lines = chart(timeline_of([10] * 50), braille=False)
     [line] = [line for line in lines if "*" in line]
     place = lines.index(line)
@@ -54,7 +54,7 @@ def test_a_scale_that_stands_still_is_one_line_at_its_power():
     assert [lines[place - 1][:6], lines[place + 1][:6]] == ["  2^11", "   2^9"]
 
 
-def test_a_step_of_the_scale_is_at_its_place():
+def test_a_change_of_the_scale_is_at_its_step():
     lines = chart(timeline_of([10] * 10 + [12] * 10), width=29, braille=False)
     rows = {line[:6].strip(): line[8:] for line in lines if "*" in line}
     assert rows["2^10"] == "*" * 11
@@ -75,7 +75,7 @@ def test_a_power_of_two_is_drawn_in_the_middle_of_its_line():
 @pytest.mark.parametrize("span", [1, 5, 12, 40, 100])
 def test_a_chart_has_at_most_its_lines(span):
     lines = chart(timeline_of([0] * 5 + [span] * 5))
-    # Axis and steps below them; no step was not ok.
+    # Two more lines: axis and step numbers; all verdicts are ok.
     assert 6 <= len(lines) - 2 <= 12
 
 
@@ -89,13 +89,13 @@ def test_every_power_of_a_chart_is_within_its_labels(span):
     assert labels[0] >= span
 
 
-def test_marks_stand_below_their_step():
+def test_letters_are_below_their_step():
     marks = [(1, Verdict.CALIBRATING), (20, Verdict.FORWARD_NONFINITE)]
     lines = chart(timeline_of([10] * 20, marks), width=29, braille=False)
     assert lines[-2] == " " * 8 + "c" + " " * 18 + "F"
 
 
-def test_the_gravest_verdict_of_a_place_is_shown():
+def test_the_most_severe_verdict_of_a_column_is_shown():
     marks = [(n, Verdict.OVERFLOW) for n in range(1, 9)] + [(9, Verdict.GENUINE)]
     lines = chart(timeline_of([10] * 200, marks), width=19)
     assert lines[-2].strip() == "G"
@@ -107,21 +107,21 @@ def test_of_ordinary_skips_the_most_frequent_is_shown():
     assert lines[-2].strip() == "c"
 
 
-def test_the_legend_names_what_was_seen():
+def test_the_legend_has_only_the_verdicts_of_the_run():
     timeline = timeline_of([10] * 9, [(3, Verdict.PROBING), (5, Verdict.COLLAPSE)])
     assert mark_legend(timeline).plain == "C collapse  p probing"
 
 
-def test_every_verdict_has_a_look_and_a_letter_of_its_own():
-    letters = [look.letter for look in LOOKS.values()]
-    assert set(LOOKS) == set(Verdict)
+def test_every_verdict_has_a_style_and_a_letter_of_its_own():
+    letters = [style.letter for style in VERDICT_STYLES.values()]
+    assert set(VERDICT_STYLES) == set(Verdict)
     assert len(set(letters)) == len(letters)
 
 
 # --- the screen -----------------------------------------------------------------------
 
 
-def test_a_healthy_run_says_so_and_has_its_one_line(tmp_path):
+def test_a_healthy_run_has_a_headline_and_its_one_finding(tmp_path):
     runs.write(tmp_path / "run.gs", runs.healthy())
     shown = printed(run_screen(diagnosed(tmp_path / "run.gs"), 100))
     assert "run.gs  healthy  3,000 steps, 17 skipped (0.6 %)" in shown
@@ -138,12 +138,12 @@ def test_many_phases_are_cut_in_the_middle(tmp_path):
     assert re.search(r"… \d+ more", shown)
 
 
-def test_the_facts_of_a_run_on_two_ranks_name_the_rank(tmp_path):
+def test_the_summary_of_a_run_on_two_ranks_names_the_rank(tmp_path):
     with RunWriter(
         tmp_path / "run.gs", rank=1, world_size=2, every_rank=True
     ) as writer:
         writer.step(1, 1024.0, True, "GS000", 0.5, 2047.0, 2.5)
-    shown = facts(diagnosed(tmp_path / "run.rank1.gs"))
+    shown = summary(diagnosed(tmp_path / "run.rank1.gs"))
     assert shown["ranks"] == "rank 1 of 2"
     assert shown["scale"] == "2^10 throughout"
     assert shown["headroom"] == "5.0 bits below 65504"
@@ -157,20 +157,22 @@ def test_a_run_that_failed_names_its_error(tmp_path):
     writer = RunWriter(tmp_path / "run.gs")
     writer.step(1, 1024.0, True, "GS000")
     writer.close("error", error="KeyError")
-    shown = facts(diagnosed(tmp_path / "run.gs"))
+    shown = summary(diagnosed(tmp_path / "run.gs"))
     assert shown["run"].startswith("ended with KeyError")
 
 
 @pytest.mark.parametrize(
-    ("ended", "said"), [(True, "no step was recorded"), (False, "no step yet")]
+    ("ended", "text"), [(True, "no steps recorded"), (False, "no steps yet")]
 )
-def test_a_run_without_a_step_says_whether_one_may_come(tmp_path, ended, said):
+def test_the_headline_of_an_empty_run_depends_on_whether_it_has_ended(
+    tmp_path, ended, text
+):
     writer = RunWriter(tmp_path / "run.gs")
     if ended:
         writer.close()
     shown = headline(diagnosed(tmp_path / "run.gs")).plain
     writer.close()
-    assert shown == f"run.gs  healthy  {said}"
+    assert shown == f"run.gs  healthy  {text}"
 
 
 def test_steps_without_gradients_are_counted_apart(tmp_path):
@@ -193,7 +195,7 @@ def test_long_names_of_culprits_are_shortened_in_the_middle(tmp_path):
     assert re.search(r"encoder\.la\S+…\S+weight +101 +101 +0 +300 – 400", shown)
 
 
-# --- the live view --------------------------------------------------------------------
+# --- the live screen ------------------------------------------------------------------
 
 
 def followed(path):
@@ -203,7 +205,7 @@ def followed(path):
     return follower
 
 
-def test_the_live_view_has_the_figures_of_the_last_step(tmp_path):
+def test_the_live_screen_has_the_values_of_the_last_step(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_loss(steps=170))
     shown = vitals(followed(tmp_path / "run.gs"))
     assert shown["step"] == "170"
@@ -211,23 +213,23 @@ def test_the_live_view_has_the_figures_of_the_last_step(tmp_path):
     assert shown["loss"] == "nan"
 
 
-def test_a_short_run_has_fewer_last_steps(tmp_path):
+def test_the_window_of_recent_skips_is_no_longer_than_the_run(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_loss(steps=60, since=41))
     shown = vitals(followed(tmp_path / "run.gs"))
     assert shown["skipped"] == "20, 20 of the last 60"
 
 
-def test_the_live_view_says_that_a_run_is_silent(tmp_path):
+def test_the_live_screen_shows_how_long_a_run_has_been_silent(tmp_path):
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.step(1, 1024.0, True, "GS000")
         writer.flush()
         follower = followed(tmp_path / "run.gs")
     late = follower.last.time + 100.0
     shown = printed(tail_screen(follower, "run.gs", 100, now=lambda: late))
-    assert "silent for 100 s" in shown
+    assert "no new step for 100 s" in shown
 
 
-def test_the_live_view_waits_for_the_first_step(tmp_path):
+def test_the_live_screen_of_an_empty_run_has_no_chart(tmp_path):
     with RunWriter(tmp_path / "run.gs"):
         follower = followed(tmp_path / "run.gs")
-    assert "no step yet" in printed(tail_screen(follower, "run.gs", 100))
+    assert "no steps yet" in printed(tail_screen(follower, "run.gs", 100))

@@ -1,4 +1,4 @@
-"""The table of what a scale loses: names, estimates, and one piece of advice."""
+"""The underflow table: names, estimates, and one piece of advice."""
 
 import io
 import re
@@ -22,13 +22,13 @@ def sample(bins, zeros=0, below=0):
     return TensorSample(total, zeros, sum(counts[:10]), counts, below)
 
 
-WELL = sample({-2: 300, 0: 200})
+HEALTHY = sample({-2: 300, 0: 200})
 SINKING = sample({-24: 300, -23: 200, -22: 100, 0: 1}, zeros=300)
 ZEROS = sample({}, zeros=99)
 
 
 def diagnosed(path, seen, steps=1):
-    """Return the diagnosis of a run that was sampled in every step."""
+    """Return the diagnosis of a run with a sample in every step."""
     with RunWriter(path) as writer:
         for step in range(1, steps + 1):
             writer.step(step, 1.0, True, "GS000", amax=1.0)
@@ -57,9 +57,9 @@ def first_words(shown):
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
 def test_no_name_is_broken_over_lines(tmp_path, width):
-    shown = table(tmp_path / "run.gs", {LONG: WELL, "head.bias": WELL}, width)
+    shown = table(tmp_path / "run.gs", {LONG: HEALTHY, "head.bias": HEALTHY}, width)
     names = first_words(shown)
-    assert names[0] == "all together"
+    assert names[0] == "all tensors"
     assert names[2] == "head.bias"
     front, _, back = names[1].partition("…")
     assert LONG.startswith(front)
@@ -75,30 +75,30 @@ def test_the_table_fits_the_terminal(tmp_path, width):
 
 
 def test_a_wide_terminal_shows_names_and_all_scales(tmp_path):
-    shown = table(tmp_path / "run.gs", {LONG: WELL}, 160)
+    shown = table(tmp_path / "run.gs", {LONG: HEALTHY}, 160)
     assert LONG in shown
     assert all(f"at 2^{shift}" in shown for shift in (-8, -4, 4, 8))
 
 
-@pytest.mark.parametrize("room", range(3, 60))
-def test_a_name_keeps_both_ends_and_its_room(room):
-    short = shortened(LONG, room)
-    assert len(short) == min(room, len(LONG))
+@pytest.mark.parametrize("width", range(3, 60))
+def test_a_shortened_name_keeps_both_ends(width):
+    short = shortened(LONG, width)
+    assert len(short) == min(width, len(LONG))
     front, _, back = short.partition("…")
     assert (LONG.startswith(front), LONG.endswith(back)) == (True, True)
 
 
-def test_tensors_of_zeros_come_first_and_leave_room_for_others(tmp_path):
+def test_all_zero_tensors_come_first_and_take_half_of_the_rows(tmp_path):
     seen = {f"up.{n}": SINKING for n in range(20)} | {
         f"low.{n}": ZEROS for n in range(20)
     }
     names = first_words(table(tmp_path / "run.gs", seen))
     low, up = ([f"{kind}.{n}" for n in range(5)] for kind in ("low", "up"))
-    assert names[:7] == ["all together", *low, "… 15 more of zeros"]
-    assert names[7:13] == [*up, "and 15 tensors that lose no more"]
+    assert names[:7] == ["all tensors", *low, "… 15 more all-zero"]
+    assert names[7:13] == [*up, "and 15 tensors with no larger loss"]
 
 
-def test_one_more_tensor_of_zeros_is_shown_rather_than_told(tmp_path):
+def test_a_single_further_all_zero_tensor_is_shown_instead_of_counted(tmp_path):
     seen = {f"up.{n}": SINKING for n in range(20)} | {
         f"low.{n}": ZEROS for n in range(6)
     }
@@ -106,7 +106,7 @@ def test_one_more_tensor_of_zeros_is_shown_rather_than_told(tmp_path):
     assert names[1:8] == [*(f"low.{n}" for n in range(6)), "up.0"]
 
 
-def test_estimates_are_marked_and_what_is_not_known_too(tmp_path):
+def test_estimates_and_unknown_values_are_marked(tmp_path):
     shown = table(tmp_path / "run.gs", {"w": SINKING, "first": ZEROS}, 120)
     [row] = [line.split() for line in shown.splitlines() if line.startswith("first ")]
     assert row == [
@@ -120,30 +120,30 @@ def test_estimates_are_marked_and_what_is_not_known_too(tmp_path):
         "?",
         "?",
     ]
-    assert "~ is an estimate, ? is not known." in shown
+    assert "~ estimate, ? unknown" in shown
 
 
-def test_what_is_counted_is_not_called_an_estimate(tmp_path):
+def test_a_counted_value_is_not_marked_as_an_estimate(tmp_path):
     shown = table(tmp_path / "run.gs", {"w": sample({-20: 40, 0: 50}, below=10)}, 120)
     [row] = [line for line in shown.splitlines() if line.startswith("w ")]
     assert re.split("  +", row)[3] == "10.0 %"
     assert "estimate" not in shown
 
 
-def test_true_zeros_are_told_apart_in_words(tmp_path):
-    shown = table(tmp_path / "run.gs", {"head": WELL, "query": ZEROS}, 120)
+def test_true_zeros_have_a_sentence_of_their_own(tmp_path):
+    shown = table(tmp_path / "run.gs", {"head": HEALTHY, "query": ZEROS}, 120)
     [row] = [line.split() for line in shown.splitlines() if line.startswith("query ")]
     assert row == ["query", "100.0", "%", *["–"] * 6]
-    assert "1 tensor gets only zeros, at a scale that flushes little" in shown
+    assert "1 gradient has only zeros at a scale that flushes little" in shown
 
 
-def test_advice_that_a_finding_gives_is_not_given_twice(tmp_path):
+def test_advice_of_a_finding_is_not_repeated(tmp_path):
     seen = {"w": SINKING, "first": ZEROS}
     diagnosis = diagnosed(tmp_path / "run.gs", seen, steps=3)
     shown = printed(run_screen(diagnosis, 120), 120)
     assert [finding.code for finding in diagnosis.findings] == ["GS209"]
     assert len(re.findall("raise", shown)) == 1
-    assert "About 40 % of the elements are lost at S = 2^0; GS209 below" in shown
+    assert "About 40 % of the elements are lost at S = 2^0; see GS209 below" in shown
 
 
 def test_two_scales_that_tell_nothing_are_no_word_worth_where_zeros_are_true(tmp_path):
@@ -159,6 +159,6 @@ def test_two_scales_that_tell_nothing_are_no_word_worth_where_zeros_are_true(tmp
     assert "samples" not in shown
 
 
-def test_without_a_finding_the_table_has_its_own(tmp_path):
+def test_without_a_finding_the_table_has_advice(tmp_path):
     shown = table(tmp_path / "run.gs", {"w": sample({-20: 40, 0: 50}, below=5)}, 120)
     assert "About 5.3 % of the elements are lost at S = 2^0: raise it to 2^13," in shown

@@ -1,4 +1,4 @@
-"""Steps for sinks to see."""
+"""Step records for sinks."""
 
 import math
 
@@ -7,18 +7,18 @@ from gradscale.judge.judge import Judge
 
 
 def feed(*sinks, steps=30):
-    """Show sinks a run that skips four steps, and then is well; step 20 is sampled."""
+    """Feed sinks a run that skips four steps, then is healthy; step 20 is sampled."""
     judge = Judge()
     for step in range(1, steps + 1):
-        well = step > 4
+        healthy = step > 4
         record = StepRecord(
             step=step,
             scale=2.0 ** max(12, 17 - step),
-            applied=well,
-            finite=well,
+            applied=healthy,
+            finite=healthy,
             calibrated=step > 5,
-            amax=2047.0 if well else math.inf,
-            grad_norm=0.5 if well else None,
+            amax=2047.0 if healthy else math.inf,
+            grad_norm=0.5 if healthy else None,
             lost=0.125 if step == 20 else None,
         )
         judgement = judge.see(record)

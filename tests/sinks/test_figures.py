@@ -1,4 +1,4 @@
-"""The figures of a step, and the function that gets them."""
+"""The metrics of a step, `CallableSink` and `LoggingSink`."""
 
 import logging
 import subprocess
@@ -14,15 +14,15 @@ from gradscale.sinks import CallableSink, LoggingSink
 from tests.sinks.records import feed
 
 
-def told(every=1, steps=30):
-    """Return the figures of a run by step."""
+def metrics(every=1, steps=30):
+    """Return the metrics of a run by step."""
     by_step = {}
     feed(CallableSink(by_step.__setitem__, every=every), steps=steps)
     return by_step
 
 
-def test_a_step_that_is_well_has_all_figures():
-    assert told()[30] == {
+def test_a_healthy_step_has_all_metrics():
+    assert metrics()[30] == {
         "scale_log2": 12.0,
         "skipped_total": 4,
         "skip_rate_100": 4 / 30,
@@ -32,23 +32,27 @@ def test_a_step_that_is_well_has_all_figures():
 
 
 def test_a_step_that_overflows_has_no_headroom_and_no_norm():
-    assert told()[4] == {"scale_log2": 13.0, "skipped_total": 4, "skip_rate_100": 1.0}
+    assert metrics()[4] == {
+        "scale_log2": 13.0,
+        "skipped_total": 4,
+        "skip_rate_100": 1.0,
+    }
 
 
 def test_a_sampled_step_has_the_share_that_is_lost():
-    figures = told()
+    figures = metrics()
     assert figures[20]["underflow_frac"] == 0.125
     assert [step for step, seen in figures.items() if "underflow_frac" in seen] == [20]
 
 
-def test_the_rate_of_skips_forgets_what_is_more_than_100_steps_ago():
-    figures = told(steps=104)
+def test_the_skip_rate_is_that_of_the_last_100_steps():
+    figures = metrics(steps=104)
     rates = [figures[step]["skip_rate_100"] for step in (100, 101, 104)]
     assert rates == [0.04, 0.03, 0.0]
 
 
-def test_steps_in_between_are_left_out_unless_they_were_not_ok():
-    assert list(told(every=10)) == [1, 2, 3, 4, 10, 20, 30]
+def test_steps_between_intervals_are_sent_if_their_verdict_is_not_ok():
+    assert list(metrics(every=10)) == [1, 2, 3, 4, 10, 20, 30]
 
 
 def test_steps_without_a_gradient_are_not_counted():
@@ -60,7 +64,7 @@ def test_steps_without_a_gradient_are_not_counted():
     assert seen == [0.0, 0.0, 0.0]
 
 
-def test_an_every_that_is_no_distance_is_refused():
+def test_an_invalid_interval_is_refused():
     with pytest.raises(ConfigError, match=r"every=0.*Pass 1"):
         CallableSink(print, every=0)
 
@@ -79,7 +83,7 @@ def test_importing_the_sinks_loads_no_library():
 # --- logging --------------------------------------------------------------------------
 
 
-def test_logging_has_a_line_now_and_then_with_the_figures(caplog):
+def test_logging_has_a_line_with_the_metrics_every_interval(caplog):
     with caplog.at_level(logging.INFO, "gradscale"):
         feed(LoggingSink(every=15))
     line, last = [entry for entry in caplog.records if hasattr(entry, "figures")]

@@ -1,4 +1,4 @@
-"""TensorBoard: what is written can be read back by TensorBoard itself."""
+"""TensorBoard: events can be read back by TensorBoard."""
 
 import sys
 
@@ -18,7 +18,7 @@ TAGS = {
 
 
 class Writer:
-    """Takes what torch's and tensorboardX's writers take, by position as they do."""
+    """Has the signatures of torch's and tensorboardX's writers."""
 
     def __init__(self):
         self.scalars, self.texts = [], []
@@ -31,7 +31,7 @@ class Writer:
 
 
 def read(folder):
-    """Return what TensorBoard reads from a folder."""
+    """Return the events of a folder, read by TensorBoard."""
     accumulators = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator",
         reason="tensorboard is not installed",
@@ -41,7 +41,7 @@ def read(folder):
     return events
 
 
-def test_every_figure_is_a_scalar_of_its_step():
+def test_every_metric_is_a_scalar_of_its_step():
     writer = Writer()
     feed(TensorBoardSink(writer))
     assert {tag for tag, _, _ in writer.scalars} == TAGS
@@ -62,7 +62,7 @@ def test_names_may_have_another_prefix():
     assert {tag.split("/")[0] for tag, _, _ in writer.scalars} == {"amp"}
 
 
-def test_what_torch_writes_is_read_back(tmp_path):
+def test_events_of_torch_are_read_back(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     sink = TensorBoardSink.into(tmp_path)
     feed(sink)
@@ -75,7 +75,7 @@ def test_what_torch_writes_is_read_back(tmp_path):
     assert scales[:6] == [(1, 16), (2, 15), (3, 14), (4, 13), (5, 12), (6, 12)]
 
 
-def test_what_tensorboardx_writes_is_read_back(tmp_path):
+def test_events_of_tensorboardx_are_read_back(tmp_path):
     library = pytest.importorskip("tensorboardX", reason="tensorboardX not installed")
     writer = library.SummaryWriter(str(tmp_path))
     feed(TensorBoardSink(writer))

@@ -1,4 +1,4 @@
-"""W&B: figures ride on the rows of the training and never move its counter."""
+"""W&B: metrics join the rows of the training and never advance its counter."""
 
 import sys
 
@@ -9,10 +9,9 @@ from tests.sinks.records import feed
 
 
 class Run:
-    """Behaves as a run of W&B does: rows grow until they are committed.
+    """A fake W&B run: rows grow until they are committed.
 
-    A stand-in, for W&B is not among the libraries that every development machine has;
-    with it, the tests below run in its offline mode.
+    W&B is optional for development; if it is installed, the tests below use it offline.
     """
 
     def __init__(self):
@@ -30,7 +29,7 @@ class Run:
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """Return the library, set to write below a folder and to reach nothing."""
+    """Return wandb, configured to write to a folder without network."""
     library = pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -38,7 +37,7 @@ def offline(tmp_path, monkeypatch):
     return library
 
 
-def test_figures_are_drawn_against_a_step_of_their_own():
+def test_metrics_have_a_step_axis_of_their_own():
     run = Run()
     WandbSink(run)
     assert run.defined == [
@@ -47,13 +46,13 @@ def test_figures_are_drawn_against_a_step_of_their_own():
     ]
 
 
-def test_the_counter_of_the_run_is_not_moved():
+def test_the_counter_of_the_run_is_not_advanced():
     run = Run()
     feed(WandbSink(run))
     assert (run.step, run.row["gradscale/step"]) == (0, 30)
 
 
-def test_figures_ride_on_the_row_of_the_training():
+def test_metrics_join_the_row_of_the_training():
     run = Run()
     sink = WandbSink(run)
     feed(sink)
@@ -77,7 +76,7 @@ def test_a_finding_is_in_the_row_of_its_step():
     assert row["gradscale/finding"].startswith("GS001 calibrated")
 
 
-def test_the_library_keeps_its_counter_and_takes_the_figures(offline):
+def test_wandb_keeps_its_counter_and_takes_the_metrics(offline):
     run = offline.init(project="gradscale")
     feed(WandbSink(run))
     before = run.step
@@ -88,7 +87,7 @@ def test_the_library_keeps_its_counter_and_takes_the_figures(offline):
     assert (summary["loss"], summary["gradscale/scale_log2"]) == (1.5, 12)
 
 
-def test_the_library_starts_a_run_for_the_figures_alone(offline):
+def test_wandb_starts_a_run_for_the_metrics_alone(offline):
     sink = WandbSink.start(project="gradscale")
     feed(sink)
     step = offline.run.step

@@ -1,4 +1,4 @@
-"""The command line: one file a command."""
+"""The command line: one module per command."""
 
 from importlib import import_module
 from pkgutil import iter_modules
@@ -6,17 +6,16 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
-from typer.main import get_command as built
+from typer.main import get_command as click_command
 
 from gradscale import __version__
 
 
 class Commands(TyperGroup):
-    """Every module of this folder is a command; its function has the same name.
+    """Finds commands by module: each module defines a function of its own name.
 
-    Those that begin with _ are what commands share.
-
-    A command is imported when it is called: explaining a code needs no framework.
+    Modules with a leading underscore are no commands. A command is imported when it
+    is called: `explain` loads no framework.
     """
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -25,20 +24,20 @@ class Commands(TyperGroup):
         return [name for name in names if not name.startswith("_")]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return one command, or None if there is none of this name."""
+        """Return a command by name, or None."""
         if cmd_name not in self.list_commands(ctx):
             return None
         module = import_module(f"gradscale.cli.{cmd_name}")
-        alone = typer.Typer(add_completion=False, rich_markup_mode="markdown")
+        single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         settings = getattr(module, "CONTEXT", None)
-        alone.command(cmd_name, context_settings=settings)(getattr(module, cmd_name))
-        return built(alone)
+        single.command(cmd_name, context_settings=settings)(getattr(module, cmd_name))
+        return click_command(single)
 
 
 app = typer.Typer(
     cls=Commands,
     name="gradscale",
-    help="Keep half-precision training alive.",
+    help="Loss scaling for half-precision training: record runs and diagnose them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,8 +46,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"gradscale {__version__}")
         raise typer.Exit
 

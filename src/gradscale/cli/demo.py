@@ -1,26 +1,16 @@
-"""`gradscale demo`: one small model in five precisions, side by side."""
+"""`gradscale demo`: train a small model in five precisions."""
 
-import json
-import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
+from gradscale.cli._output import check_png, print_json, progress_bar
 from gradscale.demo.settings import Settings
 from gradscale.errors import ConfigError
 from gradscale.report.demo_table import ComparisonRow, comparison_table
@@ -30,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Device(str, Enum):
-    """Where the demo runs."""
+    """Device of the demo."""
 
     auto = "auto"
     cpu = "cpu"
@@ -40,66 +30,65 @@ class Device(str, Enum):
 def demo(
     out: Annotated[
         Path,
-        typer.Option(
-            help="Where to write the figure: loss and scale against steps, as PNG."
-        ),
+        typer.Option(help="PNG to write: loss and scale against steps."),
     ] = Path("gradscale-demo.png"),
     as_json: Annotated[
         bool,
-        typer.Option(
-            "--json", help="Print all figures and curves as JSON, for programs."
-        ),
+        typer.Option("--json", help="Print all values and curves as JSON."),
     ] = False,
     device: Annotated[
         Device,
-        typer.Option(help="auto takes the GPU if PyTorch sees one, else the CPU."),
+        typer.Option(help="auto uses the GPU if PyTorch finds one, else the CPU."),
     ] = Device.auto,
     steps: Annotated[
         int,
         typer.Option(
             min=1,
-            help="Optimizer steps of each run. The default shows the difference and "
-            "takes about a minute on two cores, less on more.",
+            help="Optimizer steps of each run. The default takes about a minute on two "
+            "CPU cores.",
         ),
     ] = Settings.steps,
     seed: Annotated[
         int,
         typer.Option(
             min=0,
-            help="Of the weights and the batches. The same seed prints the same table; "
-            "FP32 also runs with the next two, to show what a seed alone changes.",
+            help="Seed of weights and batches. FP32 also runs with the next two seeds, "
+            "to measure the effect of the seed alone.",
         ),
     ] = Settings.seed,
 ) -> None:
-    """Train a small model in five precisions and see what loss scaling does.
+    """Train a small model in five precisions to show the effect of loss scaling.
 
     A plain network of 19 hidden layers learns to predict the next character of the
-    standard library's source text: in FP32, in BF16, and in FP16 bare, with a static
-    scale and with a dynamic one. All start from the same weights and see the same
-    batches.
+    standard library's source text in FP32, BF16, and FP16 without scaling, with a
+    static scale and with a dynamic scale. All runs use the same initial weights and
+    the same batches.
 
-    - `gradscale demo` prints the table and draws the figure
-    - `gradscale demo --seed 1` does it again from other weights
-    - `gradscale demo --json` prints the same for a program
+    - `gradscale demo` – print the table and draw the figure
+    - `gradscale demo --seed 1` – repeat with other weights
+    - `gradscale demo --json` – print JSON instead of the table
     """
-    _check_target(out)
-    # Torch says so when it is loaded without NumPy, which nothing here needs.
+    check_png(out, "--out")
+    # Torch warns if NumPy is missing; the demo does not use it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
-        # Here and not above: no other command should have to load these.
+        # Imported here: other commands need neither torch nor altair.
         from gradscale.demo.comparison import chosen_device, compare, planned_runs
         from gradscale.demo.conclusions import headline, sentences
-        from gradscale.report.demo_figure import comparison_figure, save_png
+        from gradscale.report.demo_figure import comparison_figure
+        from gradscale.report.figure_theme import save_png
     except ModuleNotFoundError as error:
-        raise _missing(error) from error
+        raise _import_failure(error) from error
     try:
-        place = chosen_device(device.value)
+        device_name = chosen_device(device.value)
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint="--device") from error
-    settings = Settings(device=place, steps=steps, seed=seed)
+    settings = Settings(device=device_name, steps=steps, seed=seed)
     try:
-        with _progress(settings, len(planned_runs(settings))) as on_step:
-            comparison = compare(settings, on_step)
+        runs = len(planned_runs(settings))
+        training = f"Training {runs} runs of {steps} steps on {device_name}"
+        with progress_bar(training, runs * steps, announce=True) as advance:
+            comparison = compare(settings, lambda: advance(1))
     except FileNotFoundError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
@@ -112,27 +101,13 @@ def demo(
     )
     save_png(chart, out)
     if as_json:
-        typer.echo(json.dumps(_plain(comparison, sentences(comparison), out), indent=2))
+        data = _as_dict(comparison, sentences(comparison), out)
+        print_json(data, nonfinite=lambda value: None)
     else:
-        _show(comparison, sentences(comparison), out)
+        _print(comparison, sentences(comparison), out)
 
 
-def _check_target(out: Path) -> None:
-    if out.suffix.lower() != ".png":
-        raise typer.BadParameter(
-            f"{out} does not end in .png. The figure is written as PNG. "
-            "Give a name such as gradscale-demo.png.",
-            param_hint="--out",
-        )
-    if not out.parent.is_dir():
-        raise typer.BadParameter(
-            f"The folder {out.parent} does not exist, so the figure cannot be written "
-            "there. Make it first, or give another path.",
-            param_hint="--out",
-        )
-
-
-def _missing(error: ModuleNotFoundError) -> Exception:
+def _import_failure(error: ModuleNotFoundError) -> Exception:
     if error.name not in ("torch", "altair", "vl_convert"):
         return error
     typer.echo(
@@ -141,26 +116,6 @@ def _missing(error: ModuleNotFoundError) -> Exception:
         err=True,
     )
     return typer.Exit(1)
-
-
-@contextmanager
-def _progress(settings: Settings, runs: int) -> Iterator[Callable[[], None]]:
-    """Show on stderr how far the runs are; one plain line if that is no terminal."""
-    console = Console(stderr=True)
-    doing = f"Training {runs} runs of {settings.steps} steps on {settings.device}"
-    if not console.is_terminal:
-        typer.echo(f"{doing}.", err=True)
-        yield lambda: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(doing, total=runs * settings.steps)
-        yield lambda: progress.advance(task)
 
 
 def _rows(comparison: "Comparison") -> list[ComparisonRow]:
@@ -185,34 +140,24 @@ def _setup(comparison: "Comparison") -> str:
     )
 
 
-def _show(comparison: "Comparison", reading: list[str], out: Path) -> None:
+def _print(comparison: "Comparison", conclusions: list[str], out: Path) -> None:
     console = Console(highlight=False)
     console.print(f"\n{_setup(comparison)}", style="dim")
     console.print(comparison_table(_rows(comparison), noise=comparison.seed_noise))
     points = Table.grid(padding=(0, 1))
-    for sentence in reading:
+    for sentence in conclusions:
         points.add_row("•", sentence)
     console.print(points)
-    console.print(f"\nThe figure is in {out}")
+    console.print(f"\nFigure written to {out}", soft_wrap=True)
 
 
-def _plain(comparison: "Comparison", reading: list[str], out: Path) -> dict[str, Any]:
-    """Return the comparison as JSON can hold it: no NaN, no infinity."""
-    data = {
+def _as_dict(
+    comparison: "Comparison", conclusions: list[str], out: Path
+) -> dict[str, Any]:
+    return {
         **asdict(comparison),
         "seed_noise": comparison.seed_noise,
         "table": [asdict(row) for row in _rows(comparison)],
-        "reading": reading,
+        "reading": conclusions,
         "figure": str(out),
     }
-    return cast(dict[str, Any], _finite(data))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

@@ -1,4 +1,4 @@
-"""`gradscale diff`: two runs side by side."""
+"""`gradscale diff`: compare two runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from gradscale.cli._reading import AsJson, print_json, progress, reading
+from gradscale.cli._output import AsJson, print_json
+from gradscale.cli._run_files import opened, reading_progress
 from gradscale.diagnosis import compare_runs
 from gradscale.report.diff_screen import diff_screen
 
@@ -16,20 +17,19 @@ def diff(
     b: Annotated[Path, typer.Argument(help="Another run file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Show two runs side by side, and the first step at which they part.
+    """Compare two runs and find the first step at which they diverge.
 
-    Scales, skips and verdicts of both, the settings that differ, and for scale,
-    verdict, loss, norm and peak the first step at which they are not exactly equal.
+    Prints scales, skips and verdicts of both runs, the settings that differ, and for
+    scale, verdict, loss, norm and peak the first step at which they are not equal.
 
-    - `gradscale diff before.gs after.gs` prints both
-    - `gradscale diff run.gs resumed.gs && echo same` tells whether a resumed run is
-      the run that was not stopped
-    - `gradscale diff a.gs b.gs --json` prints the same for a program
+    - `gradscale diff before.gs after.gs` – print both runs side by side
+    - `gradscale diff run.gs resumed.gs && echo same` – check that a resumed run
+      matches the uninterrupted one
+    - `gradscale diff a.gs b.gs --json` – print JSON
 
-    The exit code is 0 if all steps are the same, 1 if not, 3 if a file cannot be
-    read.
+    The exit code is 0 if all steps are equal, 1 if not, 3 if a file cannot be read.
     """
-    with reading(a, b) as (one, two), progress(one, two) as on_steps:
+    with opened(a, b) as (one, two), reading_progress(one, two) as on_steps:
         comparison = compare_runs(one, two, on_steps=on_steps)
     if as_json:
         print_json(comparison.as_dict())

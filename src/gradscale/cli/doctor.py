@@ -1,33 +1,34 @@
-"""`gradscale doctor`: the verdict on a run."""
+"""`gradscale doctor`: diagnose a run."""
 
 import typer
 from rich.console import Console, Group
 
-from gradscale.cli._reading import AsJson, File, print_json, progress, reading
+from gradscale.cli._output import AsJson, print_json
+from gradscale.cli._run_files import File, opened, reading_progress
 from gradscale.diagnosis import diagnose_run
 from gradscale.report.run_screen import findings, headline
 
 
 def doctor(file: File, as_json: AsJson = False) -> None:
-    """Say whether a run is well, and if not, where to look and what to try.
+    """Diagnose a run: print its verdict, the findings and advice.
 
-    - `gradscale doctor run.gs` prints the verdict and the findings
-    - `gradscale doctor run.gs --json` prints `{"verdict": …, "findings": [{"code",
+    - `gradscale doctor run.gs` – print the verdict and the findings
+    - `gradscale doctor run.gs --json` – print `{"verdict": …, "findings": [{"code",
       "where", "step", "what", "evidence", "advice"}, …]}`, the most severe first
-    - `gradscale doctor run.gs && ./submit.sh` goes on only with a healthy run
+    - `gradscale doctor run.gs && ./submit.sh` – continue only if the run is healthy
 
     | exit code | verdict | |
     |---|---|---|
-    | 0 | healthy | nothing is wrong |
-    | 1 | findings | something should be looked at |
+    | 0 | healthy | no problems |
+    | 1 | findings | problems that need attention |
     | 2 | collapse | no scale can help |
     | 3 | | the file cannot be read |
     """
-    with reading(file) as (run,), progress(run) as on_steps:
+    with opened(file) as (run,), reading_progress(run) as on_steps:
         diagnosis = diagnose_run(run, on_steps=on_steps)
     if as_json:
         print_json(diagnosis.verdict_as_dict())
     else:
-        shown = Group(headline(diagnosis), "", *findings(diagnosis.findings))
+        shown = Group(headline(diagnosis), "", *findings(diagnosis))
         Console(highlight=False).print(shown)
     raise typer.Exit(diagnosis.health.exit_code)

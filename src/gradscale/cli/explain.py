@@ -1,6 +1,5 @@
-"""`gradscale explain`: what a code means and what to do."""
+"""`gradscale explain`: the documentation of a code."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from difflib import get_close_matches
@@ -13,6 +12,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from gradscale.cli._output import AsJson, print_json
 from gradscale.judge.catalogue import BY_CODE, CATALOGUE, GIVEN, Entry
 
 
@@ -22,20 +22,18 @@ def explain(
         typer.Argument(help="The code at the end of a message, such as GS201."),
     ] = None,
     list_all: Annotated[
-        bool, typer.Option("--all", help="List all codes, one line each.")
+        bool, typer.Option("--all", help="List all codes, one per line.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, for programs.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Say what a code means, why it is bad, and what to do.
+    """Explain a code: its meaning, its consequences and the remedy.
 
     Every message of gradscale ends with a code in brackets, and every verdict on a
     step has one: `scaler.last.verdict.code`.
 
-    - `gradscale explain GS201` prints one page
-    - `gradscale explain --all` lists all codes
-    - `gradscale explain GS201 --json` prints the same page for a program
+    - `gradscale explain GS201` – print one page
+    - `gradscale explain --all` – list all codes
+    - `gradscale explain GS201 --json` – print JSON
     """
     if (code is None) is not list_all:
         raise typer.BadParameter(
@@ -49,13 +47,13 @@ def explain(
         entry = find(code)
         shown, data = page(entry), asdict(entry)
     if as_json:
-        typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        print_json(data)
     else:
         Console(highlight=False).print(shown)
 
 
 def find(code: str) -> Entry:
-    """Return the entry of a code in any case, or refuse it with the nearest ones."""
+    """Return the entry of a code, ignoring case; suggest similar codes on failure."""
     entry = BY_CODE.get(code.strip().upper())
     if entry is None:
         raise typer.BadParameter(
@@ -116,7 +114,7 @@ def _steps(advice: Iterable[str]) -> RenderableType:
 
 
 def all_codes(entries: Iterable[Entry]) -> RenderableType:
-    """Return a table of entries for each section."""
+    """Return one table of entries per section."""
     tables: dict[str, Table] = {}
     for entry in entries:
         table = tables.setdefault(entry.section, Table.grid(padding=(0, 2)))

@@ -1,4 +1,4 @@
-"""`gradscale report`: one run on one screen."""
+"""`gradscale report`: summarise a run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,14 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from gradscale.cli._reading import (
-    AsJson,
-    File,
-    draws_dots,
-    print_json,
-    progress,
-    reading,
-)
+from gradscale.cli._output import AsJson, check_png, print_json, prints_braille
+from gradscale.cli._run_files import File, opened, reading_progress
 from gradscale.diagnosis import diagnose_run
 from gradscale.report.run_screen import run_screen
 
@@ -27,27 +21,26 @@ def report(
     png: Annotated[
         Path | None,
         typer.Option(
-            help="Also draw the scale against steps and the exponents of the "
-            "gradients, into this PNG."
+            help="Also write this PNG: scale against steps, and gradient exponents."
         ),
     ] = None,
 ) -> None:
-    """Show what a run was like, from the verdict to the advice.
+    """Summarise a run: scale chart, verdicts, non-finite tensors, findings.
 
-    The scale as a chart with a letter for every step that was not ok, how often each
-    verdict was given, which tensors were not finite, what the scale loses at the
-    small end, and the findings. The run may still be going on.
+    The chart marks every step with a verdict other than ok by a letter. Tables show
+    the number of steps by verdict, the tensors that were not finite, and the share of
+    gradient elements lost to underflow. The run may still be in progress.
 
-    - `gradscale report run.gs` prints one screen
-    - `gradscale report run.gs --png run.png` draws the figures too
-    - `gradscale report run.gs --json` prints the same for a program
+    - `gradscale report run.gs` – print one screen
+    - `gradscale report run.gs --png run.png` – also draw the figures
+    - `gradscale report run.gs --json` – print JSON
 
-    The exit code is 0, or 3 if the file cannot be read; `gradscale doctor` has one
-    for each verdict.
+    The exit code is 0, or 3 if the file cannot be read. For an exit code per verdict
+    use `gradscale doctor`.
     """
     if png is not None:
-        _check_target(png)
-    with reading(file) as (run,), progress(run) as on_steps:
+        check_png(png, "--png")
+    with opened(file) as (run,), reading_progress(run) as on_steps:
         diagnosis = diagnose_run(run, on_steps=on_steps)
     if png is not None:
         _draw(diagnosis, png)
@@ -55,30 +48,16 @@ def report(
         print_json(diagnosis.as_dict())
         return
     console = Console(highlight=False)
-    console.print(run_screen(diagnosis, console.width, braille=draws_dots(console)))
+    braille = prints_braille(console)
+    console.print(run_screen(diagnosis, console.width, braille=braille))
     if png is not None:
-        console.print(f"\nThe figures are in {png}", soft_wrap=True)
-
-
-def _check_target(png: Path) -> None:
-    if png.suffix.lower() != ".png":
-        raise typer.BadParameter(
-            f"{png} does not end in .png. The figures are written as PNG. Give a name "
-            "such as run.png.",
-            param_hint="--png",
-        )
-    if not png.parent.is_dir():
-        raise typer.BadParameter(
-            f"The folder {png.parent} does not exist, so the figures cannot be written "
-            "there. Make it first, or give another path.",
-            param_hint="--png",
-        )
+        console.print(f"\nFigure written to {png}", soft_wrap=True)
 
 
 def _draw(diagnosis: "Diagnosis", png: Path) -> None:
     try:
-        # Here and not above: the screen needs no plotting library.
-        from gradscale.report.demo_figure import save_png
+        # Imported here: the screen needs no plotting library.
+        from gradscale.report.figure_theme import save_png
         from gradscale.report.run_figures import run_figure
     except ModuleNotFoundError as error:
         if error.name not in ("altair", "vl_convert"):

@@ -1,4 +1,4 @@
-"""`gradscale run`: a script as it is, its scalers recorded."""
+"""`gradscale run`: run an unmodified script and record its scalers."""
 
 import json
 import os
@@ -23,9 +23,9 @@ from gradscale.errors import StateError
 from gradscale.runfile import open_run
 
 STARTUP = Path(__file__).parents[1] / "torch" / "attach" / "startup"
-# What follows the script is the script's, whatever it looks like.
+# Options after the script belong to the script.
 CONTEXT = {"allow_interspersed_args": False}
-# Sent to this process alone, and meant for the script. Not all systems have all.
+# Signals passed on to the script; some do not exist on every system.
 FORWARDED = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT")
 
 
@@ -34,8 +34,8 @@ def run(
         str,
         typer.Argument(
             metavar="SCRIPT",
-            help="The script, as after `python`; with -m the name of a module. A "
-            "launcher such as torchrun may stand here too.",
+            help="A script, as for `python`; with -m a module; or a launcher such as "
+            "torchrun.",
             show_default=False,
         ),
     ],
@@ -43,7 +43,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="ARGS",
-            help="The script's own, passed on as they are.",
+            help="Arguments of the script.",
             show_default=False,
         ),
     ] = None,
@@ -53,57 +53,56 @@ def run(
             "--out",
             "-o",
             metavar="FILE",
-            help="Where to record the run. By default gradscale-run-DATE-TIME.gs in "
-            "the present folder. A file that is there is never written over.",
+            help="Run file to write. Default: gradscale-run-DATE-TIME.gs in the "
+            "current folder. An existing file is never overwritten.",
             show_default=False,
         ),
     ] = None,
     module: Annotated[
-        bool, typer.Option("-m", help="Run a module, as `python -m` does.")
+        bool, typer.Option("-m", help="Run a module, like `python -m`.")
     ] = False,
 ) -> None:
-    """Run an unmodified PyTorch script and record what its scaler does.
+    """Run an unmodified PyTorch script and record its gradient scaler.
 
-    Wherever the script, or a library it uses, makes a `GradScaler` of `torch.amp`,
-    `torch.cuda.amp`, `torch.cpu.amp` or FSDP, it gets gradscale's: the same
-    arguments, the same scales, the same steps. Each step goes into FILE with its
-    verdict, and what was not finite with its name. Scalers that a library has
-    derived from torch's are only watched.
+    A `GradScaler` of `torch.amp`, `torch.cuda.amp`, `torch.cpu.amp` or FSDP that the
+    script or a library creates is replaced by gradscale's, with the same arguments,
+    scales and steps. FILE gets one row per step with its verdict, and the names of
+    non-finite tensors. Subclasses of torch's scalers are not replaced, only recorded.
 
-    The script sees its own arguments, folder and output, and the exit code is its
-    own. Only one line is added at the end, on stderr: the file, and what to do next.
-    Processes that the script starts are reached too, if they are Python.
+    Arguments, working directory, output and exit code of the script do not change;
+    one line with the file and the next command is printed to stderr at the end.
+    Python processes that the script starts are recorded too.
 
-    - `gradscale run train.py --lr 0.1` records a script
-    - `gradscale run -o lr01.gs train.py --lr 0.1` into a file of this name
-    - `gradscale run -m mypackage.train --lr 0.1` records a module
-    - `gradscale run torchrun --nproc-per-node 8 train.py` records all ranks as one
-    - `gradscale run accelerate launch train.py` the same for Accelerate
+    - `gradscale run train.py --lr 0.1` – record a script
+    - `gradscale run -o lr01.gs train.py --lr 0.1` – choose the run file
+    - `gradscale run -m mypackage.train --lr 0.1` – record a module
+    - `gradscale run torchrun --nproc-per-node 8 train.py` – record a launcher's ranks
+    - `gradscale run accelerate launch train.py` – the same with Accelerate
 
-    With several ranks rank 0 writes. A second scaler beside run.gs gets run.2.gs. Not
-    reached are processes started with `python -I`, `-E` or `-S`.
+    With several ranks, rank 0 writes. A second scaler is recorded in run.2.gs beside
+    run.gs. Processes started with `python -I`, `-E` or `-S` are not recorded.
     """
     file = _target(out)
-    started = _started_by(script, arguments or [], module)
+    command = _command_line(script, arguments or [], module)
     with tempfile.TemporaryDirectory(prefix="gradscale-run-") as folder:
         notes = Path(folder) / "notes"
         notes.touch()
-        code = _run(started, {**os.environ, **_reaching(file, notes)})
-        seen = _read(notes)
-    # Nobody may be reading any more; the exit code is the script's all the same.
+        code = _run(command, {**os.environ, **_environment(file, notes)})
+        recorded = _read(notes)
+    # stderr may be closed; the exit code must still be that of the script.
     with suppress(OSError):
-        typer.echo(closing_line(seen), err=True)
-    _leave(code)
+        typer.echo(closing_line(recorded), err=True)
+    _exit_like(code)
 
 
-class Seen(NamedTuple):
-    """What the processes of a run have noted.
+class Recorded(NamedTuple):
+    """Notes of all processes of a run.
 
     Attributes:
-        files: The run files, in the order in which they were made.
-        made: How many scalers were made.
-        enabled: How many of them do anything.
-        trouble: Why something was not recorded, if so.
+        files: Run files in order of creation.
+        made: Number of scalers created.
+        enabled: Number of those that are enabled.
+        trouble: Why a scaler was not recorded; empty if all were.
     """
 
     files: list[str]
@@ -112,39 +111,39 @@ class Seen(NamedTuple):
     trouble: str
 
 
-def closing_line(seen: Seen) -> str:
-    """Return what is said at the end.
+def closing_line(recorded: Recorded) -> str:
+    """Return the line that is printed at the end.
 
-    >>> print(closing_line(Seen([], 0, 0, "")))
-    gradscale: no scaler was made, so nothing was recorded. Was there to be one? \
-Scripts that train in FP32 or BF16 need none.
+    >>> print(closing_line(Recorded([], 0, 0, "")))
+    gradscale: nothing was recorded, because no scaler was created. Scripts that \
+train in FP32 or BF16 need none.
     """
-    if seen.files:
-        first, *more = seen.files
-        further = f" (and {len(more)} more: one file a scaler)" if more else ""
+    if recorded.files:
+        first, *more = recorded.files
+        further = f" (and {len(more)} more, one file per scaler)" if more else ""
         return (
-            f"gradscale: {_counted(first)} recorded in {first}{further}. "
+            f"gradscale: {_counts(first)} recorded in {first}{further}. "
             f"Next: gradscale report {shlex.quote(first)}"
         )
-    if seen.trouble:
-        return f"gradscale: nothing was recorded: {seen.trouble}."
-    if not seen.made:
+    if recorded.trouble:
+        return f"gradscale: nothing was recorded: {recorded.trouble}."
+    if not recorded.made:
         return (
-            "gradscale: no scaler was made, so nothing was recorded. Was there to be "
-            "one? Scripts that train in FP32 or BF16 need none."
+            "gradscale: nothing was recorded, because no scaler was created. Scripts "
+            "that train in FP32 or BF16 need none."
         )
-    if not seen.enabled:
+    if not recorded.enabled:
         return (
-            "gradscale: the scaler was disabled, so nothing was recorded. Its device "
-            "was missing, or enabled=False was passed."
+            "gradscale: nothing was recorded, because the scaler was disabled. Its "
+            "device is not available, or enabled=False was passed."
         )
     return (
-        "gradscale: a scaler was made and update() was never called on it, so nothing "
-        "was recorded."
+        "gradscale: nothing was recorded, because update() was never called on the "
+        "scaler."
     )
 
 
-def _counted(file: str) -> str:
+def _counts(file: str) -> str:
     try:
         with open_run(file) as run:
             steps = [(row.verdict, is_skipped(row)) for row in run.steps()]
@@ -162,21 +161,21 @@ def _target(out: Path | None) -> Path:
     file = Path(time.strftime("gradscale-run-%Y%m%d-%H%M%S.gs")) if out is None else out
     if file.exists():
         raise typer.BadParameter(
-            f"There is a file {file} already. Writing to it would lose the record of "
-            "an earlier run. Choose another name, or delete it.",
+            f"The file {file} already exists. Writing to it would lose the record of "
+            "an earlier run. Choose another name, or delete the file.",
             param_hint="--out",
         )
     if not file.absolute().parent.is_dir():
         raise typer.BadParameter(
             f"The folder {file.parent} does not exist, so the run cannot be recorded "
-            "there. Make it first, or give another path.",
+            "there. Create it, or give another path.",
             param_hint="--out",
         )
     return file
 
 
-def _started_by(name: str, arguments: list[str], module: bool) -> list[str]:
-    """Return what to start: Python with the script, or a launcher by itself."""
+def _command_line(name: str, arguments: list[str], module: bool) -> list[str]:
+    """Return the command line: Python with the script, or a launcher."""
     if module:
         return [sys.executable, "-m", name, *arguments]
     program = None if name.endswith(".py") else shutil.which(name)
@@ -184,26 +183,26 @@ def _started_by(name: str, arguments: list[str], module: bool) -> list[str]:
         return [program, *arguments]
     if not Path(name).exists():
         raise typer.BadParameter(
-            f"There is no script and no command {name}. Nothing was run. Give the "
-            "path of a script, or -m and the name of a module.",
+            f"{name} is neither a script nor a command. Nothing was run. Give the path "
+            "of a script, or -m and the name of a module.",
             param_hint="SCRIPT",
         )
     return [sys.executable, name, *arguments]
 
 
-def _reaching(file: Path, notes: Path) -> dict[str, str]:
-    """Return the variables by which every Python process finds us when it starts."""
+def _environment(file: Path, notes: Path) -> dict[str, str]:
+    """Return the variables that make every Python process import sitecustomize."""
     before = os.environ.get("PYTHONPATH", "")
     return {
         "PYTHONPATH": f"{STARTUP}{os.pathsep}{before}" if before else str(STARTUP),
-        # The script may change its folder.
+        # Absolute: the script may change its working directory.
         "GRADSCALE_RUN_FILE": str(file.absolute()),
         "GRADSCALE_RUN_NOTES": str(notes),
     }
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """Run it to its end; return its code, negative for the signal that ended it."""
+    """Run a command to its end; return its exit code, negative for a signal."""
     with subprocess.Popen(command, env=environment) as process:
 
         def forward(number: int, frame: FrameType | None) -> None:
@@ -211,7 +210,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
                 process.send_signal(number)
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            # Ctrl-C reaches the script by itself: twice would be a second one.
+            # The terminal sends Ctrl-C to the script too: it must not arrive twice.
             if not _in_foreground():
                 forward(number, frame)
 
@@ -227,7 +226,7 @@ def _run(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _in_foreground() -> bool:
-    """Return whether Ctrl-C goes to this process and to those it has started."""
+    """Return whether the terminal sends Ctrl-C to this process and its children."""
     try:
         terminal = os.open("/dev/tty", os.O_RDONLY)
     except OSError:
@@ -240,14 +239,14 @@ def _in_foreground() -> bool:
         os.close(terminal)
 
 
-def _read(notes: Path) -> Seen:
+def _read(notes: Path) -> Recorded:
     lines = [json.loads(line) for line in notes.read_text().splitlines()]
 
     def noted(key: str) -> Iterable[Any]:
         return (line[key] for line in lines if key in line)
 
-    trouble = [*noted("failed"), *(_unreached(line) for line in lines)]
-    return Seen(
+    trouble = [*noted("failed"), *(_not_loaded(line) for line in lines)]
+    return Recorded(
         files=[_short(file) for file in noted("file")],
         made=len(list(noted("made"))),
         enabled=sum(noted("enabled")),
@@ -255,26 +254,26 @@ def _read(notes: Path) -> Seen:
     )
 
 
-def _unreached(line: dict[str, Any]) -> str:
+def _not_loaded(line: dict[str, Any]) -> str:
     if "unreached" not in line:
         return ""
     why = f"{line['by']} could not load gradscale ({line['unreached']})"
     if "No module named 'gradscale'" in line["unreached"]:
         return f"{why}. Install it for that Python: pip install gradscale"
-    return f"{why}. The script ran as it does without gradscale"
+    return f"{why}. The script ran without gradscale"
 
 
 def _short(file: str) -> str:
-    """Return the path as a user here would type it."""
+    """Return the path relative to the working directory if it is inside."""
     here = f"{Path.cwd()}{os.sep}"
     return file.removeprefix(here)
 
 
-def _leave(code: int) -> None:
-    """End as the script has ended: by the same code or by the same signal."""
+def _exit_like(code: int) -> None:
+    """Exit with the script's exit code, or by the signal that ended it."""
     if code < 0:
         sys.stderr.flush()
-        # SIGKILL has no handler to set back.
+        # SIGKILL has no handler to reset.
         with suppress(OSError, ValueError):
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

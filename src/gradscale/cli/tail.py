@@ -1,4 +1,4 @@
-"""`gradscale tail`: a run as it goes on."""
+"""`gradscale tail`: follow a run in progress."""
 
 import json
 import time
@@ -11,7 +11,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gradscale.cli._reading import AsJson, File, draws_dots, plain, reading
+from gradscale.cli._output import AsJson, json_value, prints_braille
+from gradscale.cli._run_files import File, opened
 from gradscale.diagnosis.following import Follower, Seen
 from gradscale.report.tail_screen import tail_screen, vitals
 
@@ -21,17 +22,16 @@ def tail(
     as_json: AsJson = False,
     every: Annotated[
         float,
-        typer.Option(min=0.05, help="Seconds between two looks at the file."),
+        typer.Option(min=0.05, help="Seconds between two reads of the file."),
     ] = 0.5,
 ) -> None:
-    """Follow a run while it goes on.
+    """Follow a run in progress.
 
-    Waits for a file that is not there yet, and ends when the run does, or by Ctrl-C.
+    Waits until the file exists; ends with the run or on Ctrl-C.
 
-    - `gradscale tail run.gs` draws the scale and the last figures, again and again
-    - `gradscale tail run.gs > notes.txt` writes the findings as they come
-    - `gradscale tail run.gs --json` prints a line for each step, and one for each
-      finding, for programs
+    - `gradscale tail run.gs` – show a live screen with the scale and the last step
+    - `gradscale tail run.gs > notes.txt` – write findings as they appear
+    - `gradscale tail run.gs --json` – print one line of JSON per step and per finding
 
     The exit code is 0, or 3 if the file cannot be read.
     """
@@ -44,7 +44,7 @@ def tail(
         else:
             _write(file, every, console)
     except KeyboardInterrupt:
-        # The ordinary end of a command that follows.
+        # Ctrl-C is the normal way to stop following.
         raise typer.Exit(0) from None
 
 
@@ -54,11 +54,18 @@ def _follow(
     on_new: Callable[[Follower, list[Seen]], None],
     on_wait: Callable[[str], None],
 ) -> None:
-    """Hand over what is new until the run has ended."""
+    """Poll the file until the run has ended.
+
+    Args:
+        file: The run file; may not exist yet.
+        every: Seconds between two polls.
+        on_new: Called with the new steps after each poll.
+        on_wait: Called with a message while the file does not exist.
+    """
     while not file.exists():
         on_wait(f"waiting for {file}")
         time.sleep(every)
-    with reading(file) as (run,):
+    with opened(file) as (run,):
         follower = Follower(run)
         while True:
             on_new(follower, follower.poll())
@@ -78,31 +85,31 @@ def _print_json(follower: Follower, new: Iterable[Seen]) -> None:
 
 
 def _print_line(data: object) -> None:
-    # At once: who reads this may be waiting for the next line.
-    print(json.dumps(plain(data), ensure_ascii=False), flush=True)
+    # Flushed: the reader of a pipe may be waiting for this line.
+    print(json.dumps(json_value(data), ensure_ascii=False), flush=True)
 
 
 def _draw(file: Path, every: float, console: Console) -> None:
     def on_new(follower: Follower, new: list[Seen]) -> None:
-        dots = draws_dots(console)
-        show(tail_screen(follower, str(file), console.width, braille=dots))
+        braille = prints_braille(console)
+        show(tail_screen(follower, str(file), console.width, braille=braille))
 
-    def show(what: RenderableType) -> None:
-        live.update(what, refresh=True)
+    def show(screen: RenderableType) -> None:
+        live.update(screen, refresh=True)
 
     with Live(console=console, auto_refresh=False) as live:
         _follow(file, every, on_new, lambda text: show(Text(text, style="dim")))
 
 
 def _write(file: Path, every: float, console: Console) -> None:
-    last: list[str] = []
+    waiting: list[str] = []
 
     def on_new(follower: Follower, new: list[Seen]) -> None:
-        said = [finding for seen in new for finding in seen.findings]
-        for finding in (*said, *follower.messages):
+        found = [finding for seen in new for finding in seen.findings]
+        for finding in (*found, *follower.messages):
             console.print(finding.text(), markup=False, soft_wrap=True)
         if follower.ended and follower.last is None:
-            console.print(f"{follower.health}: no step was recorded", soft_wrap=True)
+            console.print(f"{follower.health}: no steps recorded", soft_wrap=True)
         elif follower.ended:
             shown = ", ".join(
                 f"{name} {text}" for name, text in vitals(follower).items()
@@ -110,8 +117,8 @@ def _write(file: Path, every: float, console: Console) -> None:
             console.print(f"{follower.health}: {shown}", markup=False, soft_wrap=True)
 
     def on_wait(text: str) -> None:
-        if not last:
+        if not waiting:
             console.print(text, markup=False, soft_wrap=True)
-            last.append(text)
+            waiting.append(text)
 
     _follow(file, every, on_new, on_wait)

@@ -1,1 +1,1 @@
-"""The embedded training run: one small model in five precisions. Returns data."""
+"""The demo: one small model trained in five precisions. Returns data."""

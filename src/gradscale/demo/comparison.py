@@ -1,4 +1,4 @@
-"""All runs of the demo, side by side."""
+"""Trains all precisions of the demo and compares them with FP32."""
 
 import os
 import threading
@@ -21,21 +21,21 @@ from gradscale.demo.text import frequency_loss, library_text
 from gradscale.demo.training import Run, held_out_windows, train
 from gradscale.errors import ConfigError
 
-# FP32 once more with each of these, to learn what the seed alone changes.
+# Offsets of further FP32 seeds, to measure the effect of the seed alone.
 _OTHER_SEEDS = (1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One run a precision from the same weights over the same batches.
+    """One run per precision, from the same weights, over the same batches.
 
     Attributes:
-        settings: What the runs shared.
-        parameters: How many weights the model has.
-        frequency_loss: The held-out loss of a model that never looks at its input
-            and guesses by how often each character occurs.
+        settings: Shared by the runs.
+        parameters: Number of weights of the model.
+        frequency_loss: Held-out loss of guessing by character frequency, without
+            input.
         runs: In the order of `PRECISIONS`, FP32 first.
-        other_seeds: FP32 runs that differ from the first in nothing but the seed.
+        other_seeds: FP32 runs that differ from the first in the seed only.
     """
 
     settings: Settings
@@ -46,7 +46,7 @@ class Comparison:
 
     @property
     def exact(self) -> Run:
-        """The FP32 run that all others are compared with."""
+        """The FP32 run, the reference."""
         return self.runs[0]
 
     @property
@@ -56,7 +56,7 @@ class Comparison:
         return max(finals) - min(finals)
 
     def distance(self, run: Run) -> float:
-        """Return how far a run ended above FP32; below it, the sign is negative."""
+        """Return the final loss of a run minus that of FP32."""
         return run.final_loss - self.exact.final_loss
 
 
@@ -64,23 +64,23 @@ def chosen_device(name: str) -> str:
     """Return "cuda" or "cpu" for "auto", "cuda" or "cpu".
 
     Raises:
-        ConfigError: If "cuda" is asked for and there is none.
+        ConfigError: If "cuda" is requested and not available.
     """
-    there = torch.cuda.is_available()
+    available = torch.cuda.is_available()
     if name == "auto":
-        return "cuda" if there else "cpu"
-    if name == "cuda" and not there:
+        return "cuda" if available else "cpu"
+    if name == "cuda" and not available:
         raise ConfigError(
-            "device=cuda was asked for and PyTorch sees no GPU. The demo cannot run "
-            "on a device that is not there. Pass cpu or auto, or install a PyTorch "
-            "that supports this GPU.",
+            "device=cuda was requested, but PyTorch finds no GPU. The demo cannot run "
+            "on a missing device. Pass cpu or auto, or install a PyTorch build that "
+            "supports this GPU.",
             code="GS107",
         )
     return name
 
 
 def planned_runs(settings: Settings) -> list[tuple[Precision, Settings]]:
-    """Return what will be run, each with its own settings."""
+    """Return the runs to make: precision and settings of each."""
     reseeded = [replace(settings, seed=settings.seed + k) for k in _OTHER_SEEDS]
     return [
         *((precision, settings) for precision in PRECISIONS),
@@ -91,11 +91,11 @@ def planned_runs(settings: Settings) -> list[tuple[Precision, Settings]]:
 def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
     """Train once in every precision and return the comparison.
 
-    On a CPU the runs share out the cores, one thread each: the figures do not depend
-    on how many there are.
+    On a CPU the runs execute in parallel, one thread each, so that results do not
+    depend on the number of cores.
 
     Args:
-        settings: What the runs share.
+        settings: Shared by the runs.
         on_step: Called after each step of each run, from several threads.
     """
     text, stop = library_text(), threading.Event()
@@ -106,21 +106,21 @@ def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
         on_step()
 
     jobs = [
-        (precision, seeded_model(its_settings), its_settings)
-        for precision, its_settings in planned_runs(settings)
+        (precision, seeded_model(run_settings), run_settings)
+        for precision, run_settings in planned_runs(settings)
     ]
     workers = (os.cpu_count() or 1) if settings.device == "cpu" else 1
-    with _repeatable(), ThreadPoolExecutor(workers) as pool:
+    with _deterministic(), ThreadPoolExecutor(workers) as pool:
         futures = [
-            pool.submit(train, precision, model, text, its_settings, step_done)
-            for precision, model, its_settings in jobs
+            pool.submit(train, precision, model, text, run_settings, step_done)
+            for precision, model, run_settings in jobs
         ]
         try:
             ended, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in ended:
                 future.result()
         finally:
-            # Who is still running was interrupted, or another run failed.
+            # Ends the other runs after an interrupt or a failure.
             stop.set()
     runs = [future.result() for future in futures]
     targets = held_out_windows(text, settings)[:, -1]
@@ -134,13 +134,13 @@ def compare(settings: Settings, on_step: Callable[[], None]) -> Comparison:
 
 
 @contextmanager
-def _repeatable() -> Iterator[None]:
-    """Make the figures the same every time, on a GPU too, and put all back after."""
+def _deterministic() -> Iterator[None]:
+    """Make results reproducible, on a GPU too; restore torch's settings at the end."""
     threads = torch.get_num_threads()
     strict = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    # The matrices are tiny: a second thread gains little, and on a busy machine a run
-    # that waits for it took ten times as long.
+    # The matrices are tiny: a second thread gains little, and on a busy machine waiting
+    # for it made a run ten times slower.
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:

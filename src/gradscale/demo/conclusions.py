@@ -1,4 +1,4 @@
-"""The comparison in plain words, computed from its figures."""
+"""The conclusions of a comparison as sentences, computed from its values."""
 
 import math
 
@@ -8,12 +8,12 @@ from gradscale.demo.training import Run
 
 
 def headline(comparison: Comparison) -> str:
-    """Return what the comparison shows, as the title of its figure."""
+    """Return the main conclusion, used as the title of the figure."""
     bare, static, dynamic = _fp16(comparison)
     if not _matches(comparison, static, dynamic):
         return "FP32, BF16 and FP16 with and without loss scaling"
     if not math.isfinite(bare.final_loss):
-        return "Bare FP16 breaks; with loss scaling FP16 follows FP32"
+        return "Bare FP16 fails; with loss scaling FP16 follows FP32"
     if _matches(comparison, bare):
         return "FP16 follows FP32 here, with and without loss scaling"
     gap = comparison.distance(bare)
@@ -24,7 +24,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Return what the comparison shows, a sentence a finding."""
+    """Return the conclusions, one sentence each."""
     bare, static, dynamic = _fp16(comparison)
     return [
         _about_bare(comparison, bare),
@@ -35,12 +35,14 @@ def sentences(comparison: Comparison) -> list[str]:
 
 def _fp16(comparison: Comparison) -> list[Run]:
     runs = {run.name: run for run in comparison.runs}
-    return [runs[kind.name] for kind in (FP16_BARE, FP16_STATIC, FP16_DYNAMIC)]
+    return [
+        runs[precision.name] for precision in (FP16_BARE, FP16_STATIC, FP16_DYNAMIC)
+    ]
 
 
 def _matches(comparison: Comparison, *runs: Run) -> bool:
     noise = comparison.seed_noise
-    # Written so that a loss that is not finite does not match.
+    # In this form a NaN loss does not match.
     return all(abs(comparison.distance(run)) <= noise for run in runs)
 
 
@@ -49,7 +51,7 @@ def _about_bare(comparison: Comparison, bare: Run) -> str:
         f"{100 * bare.lost_share:.0f} % of its gradient elements were flushed to zero"
     )
     if not math.isfinite(bare.final_loss):
-        return f"FP16 bare broke: its loss is no longer finite, and {lost}."
+        return f"FP16 bare failed: its loss is not finite, and {lost}."
     gap = comparison.distance(bare)
     if _matches(comparison, bare):
         return f"FP16 bare ends within the seed noise here, although {lost}."
@@ -75,9 +77,9 @@ def _about_dynamic(comparison: Comparison, run: Run) -> str:
         round(math.log2(scale)) for scale in (min(run.scales), max(run.scales))
     )
     steps, skipped = comparison.settings.steps, len(run.skipped)
-    found = f"The dynamic scale moved between 2^{low} and 2^{high}"
+    moves = f"The dynamic scale moved between 2^{low} and 2^{high}"
     if low == high:
-        found = f"The dynamic scale stayed at 2^{low}"
+        moves = f"The dynamic scale stayed at 2^{low}"
     if not skipped:
-        return f"{found} and skipped none of {steps} steps."
-    return f"{found}; {skipped} of {steps} steps were skipped because it was too high."
+        return f"{moves} and skipped none of {steps} steps."
+    return f"{moves}; {skipped} of {steps} steps were skipped because it was too high."

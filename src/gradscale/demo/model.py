@@ -14,14 +14,14 @@ _FEATURES = 8
 class CharacterModel(nn.Module):
     """Predict the next character from the last `context` ones.
 
-    Linear layers and GELU, one after the other: no skip connections, no
-    normalisation, PyTorch's own initialisation. Each layer passes on about a quarter of
-    the gradient it gets: what reaches the first layers is far below the FP16 range.
+    Linear layers and GELU in sequence, without skip connections or normalisation, with
+    PyTorch's default initialisation. Each layer reduces the gradient to about a
+    quarter, so that gradients of the first layers are far below the FP16 range.
 
     Args:
-        context: How many characters it sees.
-        depth: How many hidden layers.
-        width: Units in each.
+        context: Number of input characters.
+        depth: Number of hidden layers.
+        width: Units per hidden layer.
     """
 
     def __init__(self, *, context: int, depth: int, width: int) -> None:
@@ -41,10 +41,10 @@ class CharacterModel(nn.Module):
 
 
 def seeded_model(settings: Settings) -> CharacterModel:
-    """Return the model of the settings and their seed, on their device.
+    """Return the model initialised from `settings.seed`, on `settings.device`.
 
-    The caller's random state is left alone. Not for several threads at once: PyTorch
-    initialises from one global generator.
+    Restores the global random state. Not thread-safe: PyTorch initialises from one
+    global generator.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)

@@ -9,12 +9,12 @@ from gradscale.core.policies import DynamicScale, StaticScale
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """How one run computes.
+    """Compute dtype and loss scaling of one run.
 
     Attributes:
-        name: As in tables and figures.
-        dtype: What `torch.autocast` computes in; float32 turns it off.
-        policy: What scales the loss; None for nothing at all.
+        name: In tables and figures.
+        dtype: Of `torch.autocast`; float32 disables it.
+        policy: Of the loss scale; None without loss scaling.
     """
 
     name: str
@@ -28,7 +28,7 @@ FP16_BARE = Precision(name="FP16 bare", dtype=torch.float16)
 FP16_STATIC = Precision(
     name="FP16 static", dtype=torch.float16, policy=StaticScale(scale=2.0**12)
 )
-# All defaults but one: 2000 finite steps in a row are more than the demo has.
+# Defaults except growth_interval: 2000 is longer than the demo.
 FP16_DYNAMIC = Precision(
     name="FP16 dynamic", dtype=torch.float16, policy=DynamicScale(growth_interval=20)
 )

@@ -1,20 +1,20 @@
-"""What all runs of the demo share."""
+"""Settings shared by all runs of the demo."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The sizes of the model and of the runs.
+    """Sizes of the model and of the runs.
 
     Attributes:
         device: "cpu" or "cuda".
-        seed: Of the weights and of the batches.
+        seed: Of the weights and the batches.
         steps: Optimizer steps of each run, skipped ones included.
-        batch: Characters predicted in one step; the loss is their mean.
+        batch: Characters predicted per step; the loss is their mean.
         context, depth, width: Of the model.
-        learning_rate: Of AdamW, whose other settings are PyTorch's defaults.
-        measurements: How often in a run the lost share is measured.
+        learning_rate: Of AdamW; its other settings are PyTorch's defaults.
+        measurements: Measurements of the lost share per run.
     """
 
     device: str = "cpu"
@@ -29,15 +29,15 @@ class Settings:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of a batch: what the model sees, and the character that comes next."""
+        """Shape of a batch: `context` input characters and the target."""
         return self.batch, self.context + 1
 
     @property
     def measured_steps(self) -> range:
-        """The steps, from 0, whose gradients are compared with those of FP32."""
+        """Steps, from 0, in which gradients are compared with FP32."""
         return range(0, self.steps, max(1, self.steps // self.measurements))
 
     @property
     def shown_steps(self) -> list[int]:
-        """The counts of steps after which the held-out loss is taken."""
+        """Numbers of steps after which the held-out loss is computed."""
         return [*range(5, self.steps, 5), self.steps]

@@ -1,4 +1,4 @@
-"""The data: the source text of the standard library, which every Python has."""
+"""The data: the source text of Python's standard library."""
 
 import sys
 import sysconfig
@@ -8,15 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Printable ASCII, the line break, and one symbol for all else.
+# Printable ASCII, the line break, and one symbol for all other bytes.
 SYMBOLS = 97
-_LINE_BREAK, _ALL_ELSE = 95, 96
+_LINE_BREAK, _OTHER = 95, 96
 _SYMBOL_OF_BYTE = bytes(
-    byte - 32 if 32 <= byte < 127 else _LINE_BREAK if byte == 10 else _ALL_ELSE
+    byte - 32 if 32 <= byte < 127 else _LINE_BREAK if byte == 10 else _OTHER
     for byte in range(256)
 )
-# About eighty modules; the last ones in the order of their names are held out.
-_ENOUGH, _HELD_OUT = 1_000_000, 100_000
+# Bytes, about eighty modules; the last part is held out.
+_TOTAL, _HELD_OUT = 1_000_000, 100_000
 
 
 class Text(NamedTuple):
@@ -24,7 +24,7 @@ class Text(NamedTuple):
 
     Attributes:
         training: i64[n], each in [0, SYMBOLS).
-        held_out: i64[m], likewise; never trained on.
+        held_out: i64[m], likewise; not used for training.
     """
 
     training: Tensor
@@ -35,17 +35,17 @@ def library_text(folder: Path | None = None) -> Text:
     """Return the text of the top-level modules, the same on every call.
 
     Args:
-        folder: Where the modules lie; None for those of the running Python.
+        folder: Of the modules; None for the running Python's.
 
     Raises:
         FileNotFoundError: If there are no sources, as in some frozen Pythons.
     """
     if folder is None:
         folder = Path(sysconfig.get_path("stdlib"))
-    text = b"".join(path.read_bytes() for path in _modules(folder))[:_ENOUGH]
+    text = b"".join(path.read_bytes() for path in _modules(folder))[:_TOTAL]
     if not text:
         raise FileNotFoundError(
-            f"{folder} holds no source of the standard library. The demo trains on "
+            f"{folder} has no source files of the standard library. The demo trains on "
             "that text, so it has no data. Run it with a Python that was installed "
             "with its .py files."
         )
@@ -57,23 +57,23 @@ def library_text(folder: Path | None = None) -> Text:
 
 
 def _modules(folder: Path) -> list[Path]:
-    """Return the modules that exist, by name; a Python may be built without some."""
+    """Return the source files in order of name; some Pythons lack some modules."""
     paths = (folder / f"{name}.py" for name in sorted(sys.stdlib_module_names))
     return [path for path in paths if path.is_file()]
 
 
 def draw(symbols: Tensor, shape: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Draw i64[count, length]: `count` places of the text, `length` symbols at each."""
+    """Draw i64[count, length]: `count` random windows of `length` symbols."""
     count, length = shape
     starts = torch.randint(len(symbols) - length + 1, (count, 1), generator=generator)
     return symbols[starts + torch.arange(length)]
 
 
-def frequency_loss(training: Tensor, seen: Tensor) -> float:
-    """Return the mean loss on `seen` of guessing by the frequencies in `training`.
+def frequency_loss(training: Tensor, targets: Tensor) -> float:
+    """Return the mean loss on `targets` of guessing by frequency in `training`.
 
-    What a model reaches that never looks at its input.
+    About the best loss of a model that ignores its input.
     """
-    # Each symbol once more than it occurs: none gets the probability 0.
+    # Add-one smoothing: no symbol has probability 0.
     counts = torch.bincount(training, minlength=SYMBOLS) + 1
-    return float(-(counts / counts.sum()).log()[seen].mean())
+    return float(-(counts / counts.sum()).log()[targets].mean())

@@ -1,4 +1,4 @@
-"""One run in one precision: settings in, curves out."""
+"""Trains the model in one precision and returns its curves."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -15,16 +15,16 @@ from gradscale.torch import GradScaler
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What one run showed.
+    """The curves of one run.
 
     Attributes:
         name: Of the precision.
         seed: Of its weights and batches.
         losses: (steps done, loss on held-out text); the loss is computed in FP32.
-        scales: The scale of each step; empty where nothing scales.
-        skipped: The steps that were skipped, counted from 0.
-        lost_share: Elements of the weight gradients that are zero here and not in
-            FP32, as a share of those that are not zero in FP32.
+        scales: Scale of each step; empty without loss scaling.
+        skipped: Indices of the skipped steps, from 0.
+        lost_share: Share of weight gradient elements, of those non-zero in FP32, that
+            are zero in this run.
     """
 
     name: str
@@ -47,13 +47,13 @@ def train(
     settings: Settings,
     on_step: Callable[[], None],
 ) -> Run:
-    """Train `model` in place and say how it went.
+    """Train `model` in place and return its curves.
 
     Args:
-        precision: What to compute in, and how the loss is scaled.
-        model: With f32 weights, on the device of the settings.
-        text: What to train and to test on.
-        settings: Its seed decides the batches.
+        precision: Compute dtype and loss scaling.
+        model: With f32 weights, on `settings.device`.
+        text: Training and held-out text.
+        settings: The seed determines the batches.
         on_step: Called after each step.
     """
     params = list(model.parameters())
@@ -101,21 +101,21 @@ def held_out_windows(text: Text, settings: Settings) -> Tensor:
     return draw(text.held_out, settings.shape, torch.Generator().manual_seed(0))
 
 
-def lost_share(exact: Iterable[Tensor], seen: Iterable[Tensor]) -> float:
-    """Return which share of the non-zero elements of `exact` is zero in `seen`.
+def lost_share(exact: Iterable[Tensor], grads: Iterable[Tensor]) -> float:
+    """Return the share of non-zero elements of `exact` that are zero in `grads`.
 
     >>> lost_share([torch.tensor([1.0, 2.0, 0.0])], [torch.tensor([1.0, 0.0, 0.0])])
     0.5
     """
-    lost = there = 0
-    for true, grad in zip(exact, seen, strict=True):
+    lost = nonzero = 0
+    for true, grad in zip(exact, grads, strict=True):
         lost += int(((true != 0) & (grad == 0)).sum())
-        there += int((true != 0).sum())
-    return lost / there if there else 0.0
+        nonzero += int((true != 0).sum())
+    return lost / nonzero if nonzero else 0.0
 
 
 def _loss(model: nn.Module, windows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return f32[], the mean over the batch, computed as autocast does in `dtype`."""
+    """Return f32[], the mean over the batch, under autocast to `dtype`."""
     half = dtype is not torch.float32
     device = windows.device.type
     with torch.autocast(device, dtype=dtype if half else None, enabled=half):

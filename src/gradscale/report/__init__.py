@@ -1,1 +1,1 @@
-"""Terminal tables, figures and pages: formats and draws, decides nothing."""
+"""Terminal screens and figures. Formatting only: `diagnosis` decides."""

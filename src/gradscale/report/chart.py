@@ -1,4 +1,4 @@
-"""The scale of a run as a chart of characters."""
+"""The scale of a run as a terminal chart."""
 
 import math
 from collections import Counter
@@ -7,26 +7,26 @@ from rich.text import Text
 
 from gradscale.core.records import Verdict
 from gradscale.diagnosis.timeline import Timeline
-from gradscale.report.style import LOOKS, ORDER, named, shown_step
+from gradscale.report.style import BY_SEVERITY, VERDICT_STYLES, thousands, verdict_name
 
-# The dots of a Braille character, by row and column within it.
+# Bit of each dot of a Braille character, by row and column.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
 _GUTTER = 8
-# Powers of two that are shown at least: a scale that stands still is not at an edge.
-_LEAST = 6
+# Minimum range in powers of two: a constant scale is drawn mid-chart, not at an edge.
+_MIN_RANGE = 6
 
 
 def scale_chart(
     timeline: Timeline, width: int, height: int = 12, *, braille: bool = True
 ) -> Text:
-    """Draw log2 of the scale against steps, and below it what was not ok.
+    """Draw log2 of the scale against steps, with a row of verdict letters below.
 
     Args:
         timeline: Of a run with at least one step.
-        width: Of the terminal, in characters.
-        height: Of the chart without its axis, in characters, at most.
-        braille: Draw with dots, eight to a character; with stars if not.
+        width: Terminal width in characters.
+        height: Maximum lines, without axis.
+        braille: Draw with Braille dots, eight to a character, instead of stars.
     """
     columns = max(10, width - _GUTTER - 1)
     low, high, height = _bounds(timeline, height)
@@ -37,39 +37,39 @@ def scale_chart(
         chart.append("┤" if label else "│", style="dim")
         chart.append(cells.rstrip() + "\n", style="bold blue")
     _append_marks(chart, timeline, columns)
-    first, last = shown_step(timeline.first), shown_step(timeline.last)
+    first, last = thousands(timeline.first), thousands(timeline.last)
     gap = max(1, columns - len(first) - len(last))
     chart.append(f"{'step':>6}  {first}{' ' * gap}{last}", style="dim")
     return chart
 
 
 def mark_legend(timeline: Timeline) -> Text:
-    """Return what the letters below a chart mean; empty if there are none."""
+    """Return the legend of the letters below a chart; empty if it has none."""
     seen = {mark.verdict for mark in timeline.marks()}
     legend = Text()
-    for verdict in ORDER:
+    for verdict in BY_SEVERITY:
         if verdict in seen:
-            look = LOOKS[verdict]
+            style = VERDICT_STYLES[verdict]
             legend.append("  " if legend.plain else "")
-            legend.append(look.letter, style=look.style)
-            legend.append(f" {named(verdict)}", style="dim")
+            legend.append(style.letter, style=style.style)
+            legend.append(f" {verdict_name(verdict)}", style="dim")
     return legend
 
 
 def _bounds(timeline: Timeline, height: int) -> tuple[int, int, int]:
-    """Return the powers of two at both ends, and the lines: so many powers a line."""
+    """Return lowest and highest exponent, and lines, each of equally many exponents."""
     lowest, highest = timeline.range()
     low, high = math.floor(lowest), math.ceil(highest)
-    spare = max(0, _LEAST - (high - low))
+    spare = max(0, _MIN_RANGE - (high - low))
     low, high = low - (spare + 1) // 2, high + spare // 2
-    a_line = math.ceil((high - low + 1) / height)
-    height = math.ceil((high - low + 1) / a_line)
-    return high - height * a_line + 1, high, height
+    per_line = math.ceil((high - low + 1) / height)
+    height = math.ceil((high - low + 1) / per_line)
+    return high - height * per_line + 1, high, height
 
 
 def _label(line: int, height: int, low: int, high: int) -> str:
-    a_line = (high - low + 1) // height
-    return f"2^{high - line * a_line}" if line % 2 == 0 else ""
+    per_line = (high - low + 1) // height
+    return f"2^{high - line * per_line}" if line % 2 == 0 else ""
 
 
 def _cells(
@@ -78,18 +78,17 @@ def _cells(
     wide, tall = (2, 4) if braille else (1, 1)
     dots = [[0] * columns for _ in range(height)]
     rows = height * tall
-    before: int | None = None
-    for place, (least, most) in enumerate(timeline.columns(columns * wide)):
+    previous: int | None = None
+    for piece, (least, most) in enumerate(timeline.columns(columns * wide)):
         top, bottom = (_row(value, low, high, rows) for value in (most, least))
-        # Joined to the column before it, so that a jump is a line.
-        if before is not None:
-            top, bottom = min(top, before), max(bottom, before)
+        # Extended to the end of the previous piece, so that a jump is one line.
+        if previous is not None:
+            top, bottom = min(top, previous), max(bottom, previous)
         for row in range(top, bottom + 1):
             line, part = divmod(row, tall)
-            dots[line][place // wide] |= _DOTS[part][place % wide] if braille else 1
-        before = _row(
-            timeline.at(_end(timeline, place, columns * wide)), low, high, rows
-        )
+            dots[line][piece // wide] |= _DOTS[part][piece % wide] if braille else 1
+        end = timeline.at(_last_step(timeline, piece, columns * wide))
+        previous = _row(end, low, high, rows)
     return [
         "".join(chr(_BLANK + cell) if braille else " *"[cell] for cell in line).replace(
             chr(_BLANK), " "
@@ -98,21 +97,21 @@ def _cells(
     ]
 
 
-def _end(timeline: Timeline, place: int, pieces: int) -> int:
-    """Return the last step of a piece of the timeline."""
+def _last_step(timeline: Timeline, piece: int, pieces: int) -> int:
+    """Return the last step of one of `pieces` equal parts of the timeline."""
     span = timeline.last - timeline.first + 1
-    begin = timeline.first + span * place // pieces
-    return max(begin, timeline.first + span * (place + 1) // pieces - 1)
+    begin = timeline.first + span * piece // pieces
+    return max(begin, timeline.first + span * (piece + 1) // pieces - 1)
 
 
 def _row(value: float, low: int, high: int, rows: int) -> int:
-    """Return the row of dots of a value, 0 at the top; powers sit mid-line."""
+    """Return the dot row of a log2 value, 0 at the top; integers are mid-line."""
     share = (high + 0.5 - value) / (high - low + 1)
     return min(rows - 1, max(0, int(share * rows)))
 
 
 def _append_marks(chart: Text, timeline: Timeline, columns: int) -> None:
-    """Append the axis, and under it a letter for each column that was not ok."""
+    """Append the axis and the letters of the columns with verdicts other than ok."""
     chart.append(f"{'':>6} └{'─' * columns}\n", style="dim")
     seen: dict[int, Counter[Verdict]] = {}
     span = timeline.last - timeline.first + 1
@@ -124,15 +123,15 @@ def _append_marks(chart: Text, timeline: Timeline, columns: int) -> None:
     chart.append(" " * _GUTTER)
     for column in range(max(seen) + 1):
         if column in seen:
-            look = LOOKS[_told(seen[column])]
-            chart.append(look.letter, style=look.style)
+            style = VERDICT_STYLES[_representative(seen[column])]
+            chart.append(style.letter, style=style.style)
         else:
             chart.append(" ")
     chart.append("\n")
 
 
-def _told(verdicts: Counter[Verdict]) -> Verdict:
-    """Return the gravest verdict; of ordinary skips, the most frequent."""
-    gravest = min(verdicts, key=ORDER.index)
-    ordinary = gravest in (Verdict.OVERFLOW, Verdict.CALIBRATING, Verdict.PROBING)
-    return verdicts.most_common(1)[0][0] if ordinary else gravest
+def _representative(verdicts: Counter[Verdict]) -> Verdict:
+    """Return the most severe verdict; of ordinary skips, the most frequent."""
+    worst = min(verdicts, key=BY_SEVERITY.index)
+    ordinary = worst in (Verdict.OVERFLOW, Verdict.CALIBRATING, Verdict.PROBING)
+    return verdicts.most_common(1)[0][0] if ordinary else worst

@@ -1,11 +1,11 @@
-"""Columns of a table, and names that fit into them."""
+"""Table layout, and tensor names shortened to a column width."""
 
 from rich import box
 from rich.table import Table
 
 
-def columns_of(*columns: str) -> Table:
-    """Return a table; columns that begin with > are flush right and never broken."""
+def table_of(*columns: str) -> Table:
+    """Return an empty table; titles with a leading > are right-aligned, unwrapped."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         right = column.startswith(">")
@@ -15,15 +15,17 @@ def columns_of(*columns: str) -> Table:
     return table
 
 
-def shortened(name: str, room: int) -> str:
-    """Return a name that fits, its middle left out: both ends tell tensors apart.
+def shortened(name: str, width: int) -> str:
+    """Return a name cut to `width` characters in its middle.
+
+    Tensor names differ at both ends: layer at the front, parameter at the back.
 
     >>> shortened("encoder.layers.11.attention.query.weight", 24)
     'encoder.lay…query.weight'
     >>> shortened("head.bias", 24)
     'head.bias'
     """
-    if len(name) <= room:
+    if len(name) <= width:
         return name
-    front = (room - 1) // 2
-    return f"{name[:front]}…{name[len(name) - (room - 1 - front) :]}"
+    front = (width - 1) // 2
+    return f"{name[:front]}…{name[len(name) - (width - 1 - front) :]}"

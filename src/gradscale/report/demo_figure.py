@@ -1,29 +1,20 @@
-"""The figures, as charts that can be saved as PNG or shown in a page."""
+"""The figure of `gradscale demo`: losses and scales of all precisions."""
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-try:
-    import altair as alt
-    import vl_convert  # noqa: F401  # altair renders PNG with it, offline
-except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(
-        f"{error.name} is not installed. The figures are drawn with altair and "
-        "vl-convert-python. Run: pip install 'gradscale[report]'",
-        name=error.name,
-    ) from error
+from gradscale.report.figure_theme import INK, MUTED, WIDTH, alt, caption, figure
 
 
 class Curves(Protocol):
-    """What one run gives to draw.
+    """The curves of one run.
 
     Attributes:
-        name: As in the legend.
-        losses: (steps done, loss).
-        scales: The scale of each step; empty where nothing scales.
-        skipped: The steps that were skipped.
+        name: Legend entry.
+        losses: (steps done, loss) pairs.
+        scales: Scale of each step; empty without loss scaling.
+        skipped: Indices of the skipped steps.
     """
 
     @property
@@ -36,17 +27,15 @@ class Curves(Protocol):
     def skipped(self) -> Sequence[int]: ...
 
 
-# Okabe and Ito's colours, told apart in every kind of colour vision. The first run is
-# the reference: wide and pale, so that the others show on top of it.
-_LOOKS: tuple[tuple[Any, ...], ...] = (
+# (colour, width, dashes); colours of Okabe and Ito, safe for colour-blind readers.
+# The first run is the reference: wide and pale, so that the others are visible on it.
+_LINE_STYLES: tuple[tuple[Any, ...], ...] = (
     ("#B4B4B4", 8.0, [1, 0]),
     ("#009E73", 2.2, [2, 3]),
     ("#D55E00", 3.0, [1, 0]),
     ("#E69F00", 2.6, [8, 5]),
     ("#0072B2", 1.8, [1, 0]),
 )
-_INK, _QUIET, _GRID = "#1F2328", "#59636E", "#E8EAED"
-_WIDTH = 780
 
 
 def comparison_figure(
@@ -61,51 +50,25 @@ def comparison_figure(
 
     Args:
         runs: The reference first; at most five.
-        other_seeds: The reference with other seeds: drawn as a band around it.
-        baseline: The loss of guessing without a look at the input: drawn as a rule.
-        title: What the figure shows, as a finding.
-        subtitle: What was run.
+        other_seeds: The reference with other seeds, drawn as a band around it.
+        baseline: Loss of guessing by character frequency, drawn as a horizontal rule.
+        title: The finding that the figure shows.
+        subtitle: The setup.
     """
     steps = runs[0].losses[-1][0]
     losses = _loss_panel(runs, [runs[0], *other_seeds], baseline, steps)
     scales = _scale_panel(runs, steps)
-    heading = alt.TitleParams(
-        title, subtitle=subtitle, fontSize=18, subtitleFontSize=13, offset=14
+    return figure(
+        losses,
+        scales,
+        title=title,
+        subtitle=subtitle,
+        spacing=20,
+        symbolType="stroke",
+        symbolSize=700,
+        columnPadding=22,
+        offset=10,
     )
-    return (
-        alt.vconcat(losses, scales, spacing=20, background="white", padding=16)
-        .properties(title=heading)
-        .configure(font="Helvetica, Arial, Liberation Sans, sans-serif")
-        .configure_view(stroke=None)
-        .configure_title(
-            anchor="start", color=_INK, subtitleColor=_QUIET, subtitlePadding=5
-        )
-        .configure_axis(
-            labelFontSize=12,
-            labelColor=_QUIET,
-            titleFontSize=12,
-            titleFontWeight="normal",
-            titleColor=_QUIET,
-            gridColor=_GRID,
-            domainColor=_QUIET,
-            tickColor=_QUIET,
-        )
-        .configure_legend(
-            title=None,
-            orient="top",
-            labelFontSize=13,
-            labelColor=_INK,
-            symbolType="stroke",
-            symbolSize=700,
-            columnPadding=22,
-            offset=10,
-        )
-    )
-
-
-def save_png(chart: alt.VConcatChart, path: Path) -> None:
-    """Write a chart at twice its size in pixels, without a browser."""
-    chart.save(path, format="png", scale_factor=2)
 
 
 def _loss_panel(
@@ -121,44 +84,44 @@ def _loss_panel(
         {"step": at[0][0], "low": min(y for _, y in at), "high": max(y for _, y in at)}
         for at in zip(*(run.losses for run in seeds), strict=True)
     ]
-    # A run falls so far at first that all the rest would be one flat line.
+    # The axis covers the second half: the initial drop would flatten the rest.
     late = [row["loss"] for row in rows if row["step"] >= steps / 2]
     low, high = min(*late, baseline), max(*late, baseline)
-    room = max(high - low, 0.01)
-    shown = alt.Scale(domain=[low - 0.1 * room, high + 0.5 * room], nice=False)
+    span = max(high - low, 0.01)
+    domain = alt.Scale(domain=[low - 0.1 * span, high + 0.5 * span], nice=False)
     loss = alt.Y(
         "loss:Q",
         title="nats per character",
-        scale=shown,
+        scale=domain,
         axis=alt.Axis(tickCount=6),
     )
-    caption = (
+    text = (
         f"Loss on held-out text, {rows[0]['loss']:.1f} at step 0; the grey band is "
         f"{runs[0].name} over {len(seeds)} seeds"
     )
     x = _steps(steps, title=None)
     area = (
         alt.Chart(alt.Data(values=band))
-        .mark_area(clip=True, color=_LOOKS[0][0], opacity=0.3)
-        .encode(x=x, y=alt.Y("low:Q", scale=shown), y2="high:Q")
+        .mark_area(clip=True, color=_LINE_STYLES[0][0], opacity=0.3)
+        .encode(x=x, y=alt.Y("low:Q", scale=domain), y2="high:Q")
     )
     rule = (
         alt.Chart(alt.Data(values=[{"loss": baseline}]))
-        .mark_rule(color=_QUIET, strokeDash=[2, 3])
+        .mark_rule(color=MUTED, strokeDash=[2, 3])
         .encode(y=loss)
     )
     note = (
         alt.Chart(alt.Data(values=[{"step": steps, "loss": baseline}]))
-        .mark_text(align="right", dy=-11, fontSize=12, color=_QUIET)
+        .mark_text(align="right", dy=-11, fontSize=12, color=MUTED)
         .encode(x=x, y=loss, text=alt.value("guessing by character frequency alone"))
     )
     lines = (
         alt.Chart(alt.Data(values=rows))
         .mark_line(clip=True, strokeJoin="round")
-        .encode(x=x, y=loss, **_looks(runs))
+        .encode(x=x, y=loss, **_line_channels(runs))
     )
     return alt.layer(area, rule, lines, note).properties(
-        width=_WIDTH, height=280, title=_caption(caption)
+        width=WIDTH, height=280, title=caption(text)
     )
 
 
@@ -180,17 +143,17 @@ def _scale_panel(runs: Sequence[Curves], steps: int) -> alt.LayerChart:
     lines = (
         alt.Chart(alt.Data(values=rows))
         .mark_line(interpolate="step-after")
-        .encode(x=x, y=scale, **_looks(runs))
+        .encode(x=x, y=scale, **_line_channels(runs))
     )
     marks = (
         alt.Chart(alt.Data(values=skips))
-        .mark_text(text="×", fontSize=22, fontWeight="bold", color=_INK)
+        .mark_text(text="×", fontSize=22, fontWeight="bold", color=INK)
         .encode(x=x, y=scale)
     )
     return alt.layer(lines, marks).properties(
-        width=_WIDTH,
+        width=WIDTH,
         height=120,
-        title=_caption("Scale of the loss; × marks a skipped step"),
+        title=caption("Loss scale; × marks a skipped step"),
     )
 
 
@@ -202,10 +165,6 @@ def _skips(run: Curves) -> list[dict[str, float]]:
     ]
 
 
-def _caption(text: str) -> alt.TitleParams:
-    return alt.TitleParams(text, fontSize=13, fontWeight="normal", frame="group")
-
-
 def _steps(steps: int, title: str | None) -> alt.X:
     return alt.X(
         "step:Q",
@@ -215,13 +174,15 @@ def _steps(steps: int, title: str | None) -> alt.X:
     )
 
 
-def _looks(runs: Sequence[Curves]) -> dict[str, Any]:
-    """Return the channels that tell the runs apart: colour, width and dashes."""
-    kinds = (alt.Color, alt.StrokeWidth, alt.StrokeDash)
+def _line_channels(runs: Sequence[Curves]) -> dict[str, Any]:
+    """Return the encoding channels that differ by run: colour, width and dashes."""
+    channels = (alt.Color, alt.StrokeWidth, alt.StrokeDash)
     names = [run.name for run in runs]
     return {
-        kind.__name__[0].lower() + kind.__name__[1:]: kind(
+        channel.__name__[0].lower() + channel.__name__[1:]: channel(
             "run:N", scale=alt.Scale(domain=names, range=list(values[: len(names)]))
         )
-        for kind, values in zip(kinds, zip(*_LOOKS, strict=True), strict=True)
+        for channel, values in zip(
+            channels, zip(*_LINE_STYLES, strict=True), strict=True
+        )
     }

@@ -1,4 +1,4 @@
-"""Tables for the terminal."""
+"""The table of `gradscale demo`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradscale.core.formatting import power
+from gradscale.report.style import fixed_percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +17,11 @@ class ComparisonRow:
 
     Attributes:
         name: Of the precision.
-        final_loss: After the last step.
-        distance: Of that loss to the reference's; None for the reference.
-        lost_share: Of the gradient elements, in [0, 1].
-        skipped: How many steps.
-        scale: At the last step; None where nothing scales.
+        final_loss: Loss after the last step.
+        distance: Final loss minus that of the reference; None for the reference.
+        lost_share: Share of gradient elements flushed to zero, in [0, 1].
+        skipped: Number of skipped steps.
+        scale: Scale of the last step; None without loss scaling.
     """
 
     name: str
@@ -35,8 +36,8 @@ def comparison_table(rows: Iterable[ComparisonRow], *, noise: float) -> Table:
     """Return the table of a comparison.
 
     Args:
-        rows: The reference among them.
-        noise: What the seed alone changes: distances beyond it stand out.
+        rows: All precisions, the reference included.
+        noise: Difference caused by the seed alone; larger distances are highlighted.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("precision")
@@ -47,25 +48,16 @@ def comparison_table(rows: Iterable[ComparisonRow], *, noise: float) -> Table:
             row.name,
             f"{row.final_loss:.4f}",
             _distance(row.distance, noise),
-            percent(row.lost_share),
+            fixed_percent(row.lost_share),
             str(row.skipped),
             "–" if row.scale is None else power(row.scale),
         )
     return table
 
 
-def percent(share: float) -> str:
-    """Return a share in percent, never rounding something to nothing.
-
-    >>> percent(0.3693), percent(0.0001), percent(0.0)
-    ('36.9 %', '<0.1 %', '0.0 %')
-    """
-    return "<0.1 %" if 0.0 < share < 0.0005 else f"{100 * share:.1f} %"
-
-
 def _distance(distance: float | None, noise: float) -> Text:
     if distance is None:
         return Text("–")
-    # Written so that a distance that is not finite stands out.
+    # In this form NaN does not match and is highlighted.
     matches = abs(distance) <= noise
     return Text(f"{distance:+.4f}", style="green" if matches else "bold red")

@@ -1,4 +1,4 @@
-"""Two runs side by side on the terminal."""
+"""The screen of `gradscale diff`: two runs side by side."""
 
 from typing import Any
 
@@ -7,22 +7,25 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradscale.core.formatting import percent as about
-from gradscale.core.formatting import power
+from gradscale.core.formatting import percent, power
 from gradscale.core.records import Verdict
 from gradscale.diagnosis import Comparison, Diagnosis
 from gradscale.diagnosis.comparison import Parting
-from gradscale.report.columns import columns_of
-from gradscale.report.demo_table import percent
+from gradscale.report.columns import table_of
 from gradscale.report.run_screen import HEALTH_STYLE
-from gradscale.report.style import LOOKS, named, shown_step
+from gradscale.report.style import (
+    VERDICT_STYLES,
+    fixed_percent,
+    thousands,
+    verdict_name,
+)
 
 _NOTHING = "–"
 
 
 def diff_screen(comparison: Comparison) -> Group:
     """Return the whole screen of `gradscale diff`."""
-    parts: list[RenderableType] = [_where(comparison), "", _side_by_side(comparison)]
+    parts: list[RenderableType] = [_headline(comparison), "", _side_by_side(comparison)]
     if comparison.partings:
         parts += ["", Text("First differences", style="bold")]
         parts.append(Padding(_partings(comparison), (0, 0, 0, 2), expand=False))
@@ -31,21 +34,32 @@ def diff_screen(comparison: Comparison) -> Group:
     return Group(*parts)
 
 
-def _where(comparison: Comparison) -> Text:
+def _headline(comparison: Comparison) -> Text:
     if comparison.same:
         return Text("The runs are the same, step for step.", style="bold green")
     if not comparison.shared:
         return Text("The runs have no step in common.", style="bold")
     if not comparison.partings:
-        text = f"The runs are the same in the {shown_step(comparison.shared)} steps"
-        return Text(f"{text} that both have.", style="bold")
+        steps = thousands(comparison.shared)
+        text = f"The runs are the same in all {steps} common steps."
+        return Text(text, style="bold")
     first = comparison.partings[0]
     return Text.assemble(
-        ("The runs part at step ", "bold"),
-        (shown_step(first.step), "bold yellow"),
-        (f": {first.column} {_value(first, first.a)} against ", "bold"),
-        (_value(first, first.b), "bold"),
+        ("The runs diverge at step ", "bold"),
+        (thousands(first.step), "bold yellow"),
+        (f": {_difference(first)}", "bold"),
     )
+
+
+def _difference(parting: Parting) -> str:
+    if parting.column == "applied":
+        took_a = "a took the step, b skipped it"
+        return took_a if parting.a else "a skipped the step, b took it"
+    a, b = (
+        "missing" if value is None else _value(parting, value)
+        for value in (parting.a, parting.b)
+    )
+    return f"{parting.column} is {a} in a, {b} in b"
 
 
 def _value(parting: Parting, value: Any) -> str:
@@ -54,27 +68,27 @@ def _value(parting: Parting, value: Any) -> str:
     if parting.column == "applied":
         return "taken" if value else "skipped"
     if parting.column == "verdict":
-        return named(Verdict(value))
+        return verdict_name(Verdict(value))
     return _NOTHING if value is None else f"{value:.9g}"
 
 
 def _side_by_side(comparison: Comparison) -> Table:
     a, b = comparison.a, comparison.b
-    table = columns_of("", f">{a.path.name}", f">{b.path.name}")
+    table = table_of("", f">{a.path.name}", f">{b.path.name}")
     if a.path.name == b.path.name:
-        table = columns_of("", f">{a.path}", f">{b.path}")
+        table = table_of("", f">{a.path}", f">{b.path}")
     table.add_row("verdict", *(_health(run) for run in (a, b)))
     one, two = _figures(a), _figures(b)
     for name in {**one, **two}:
         left, right = one.get(name, _NOTHING), two.get(name, _NOTHING)
         style = "" if left == right else "yellow"
         table.add_row(name, Text(left, style=style), Text(right, style=style))
-    for verdict in LOOKS:
+    for verdict in VERDICT_STYLES:
         counts = [run.verdicts.get(verdict, 0) for run in (a, b)]
         if any(counts):
             style = "" if counts[0] == counts[1] else "yellow"
-            cells = (Text(shown_step(count), style=style) for count in counts)
-            table.add_row(named(verdict), *cells)
+            cells = (Text(thousands(count), style=style) for count in counts)
+            table.add_row(verdict_name(verdict), *cells)
     return table
 
 
@@ -84,9 +98,9 @@ def _health(run: Diagnosis) -> Text:
 
 def _figures(run: Diagnosis) -> dict[str, str]:
     shown = {
-        "steps": shown_step(run.steps),
-        "skipped": shown_step(run.skipped),
-        "skip rate": percent(run.skipped / run.steps) if run.steps else _NOTHING,
+        "steps": thousands(run.steps),
+        "skipped": thousands(run.skipped),
+        "skip rate": fixed_percent(run.skipped / run.steps) if run.steps else _NOTHING,
     }
     if run.first and run.last:
         low, high = run.timeline.range()
@@ -104,25 +118,27 @@ def _figures(run: Diagnosis) -> dict[str, str]:
         shown["headroom"] = f"{run.headroom:.1f} bits"
     if run.underflow is not None:
         whole = run.underflow.whole
-        guessed = f"~{about(whole.lost)}"
-        shown["lost to underflow"] = guessed if whole.flushed else percent(whole.lost)
+        estimate = f"~{percent(whole.lost)}"
+        shown["lost to underflow"] = (
+            estimate if whole.flushed else fixed_percent(whole.lost)
+        )
     codes = ", ".join(dict.fromkeys(finding.code for finding in run.serious))
     shown["findings"] = codes or "none"
     return shown
 
 
 def _partings(comparison: Comparison) -> Table:
-    table = columns_of("column", ">step", ">a", ">b")
+    table = table_of("column", ">step", ">a", ">b")
     for parting in comparison.partings:
         values = _value(parting, parting.a), _value(parting, parting.b)
-        table.add_row(parting.column, shown_step(parting.step), *values)
+        table.add_row(parting.column, thousands(parting.step), *values)
     return table
 
 
 def _settings(comparison: Comparison) -> RenderableType:
     if not comparison.settings:
         return Text("none", style="dim")
-    table = columns_of("setting", "a", "b")
+    table = table_of("setting", "a", "b")
     for setting in comparison.settings:
         values = (_setting(setting.name, value) for value in (setting.a, setting.b))
         table.add_row(setting.name, *(Text(value, overflow="fold") for value in values))

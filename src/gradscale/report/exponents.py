@@ -1,47 +1,44 @@
-"""The gradients of a run by exponent, against the range of float16."""
+"""The histogram of gradient exponents, against the range of float16."""
 
 from typing import Any
 
-from gradscale.core.formatting import percent as about
-from gradscale.core.formatting import power
+from gradscale.core.formatting import percent, power
 from gradscale.diagnosis.underflow import Underflow
-from gradscale.report.demo_figure import alt
-from gradscale.report.demo_table import percent
-from gradscale.report.style import shown_step
+from gradscale.report.figure_theme import MUTED, WIDTH, alt, caption
+from gradscale.report.style import fixed_percent, thousands
 from gradscale.runfile import BINS, LOWEST_EXPONENT
 
-QUIET, LINE = "#59636E", "#0072B2"
-WIDTH = 780
-# The exponents of float16: subnormal from the first on, normal from the second.
+LINE = "#0072B2"
+# Exponents of float16: first subnormal, first normal, first out of range.
 _SUBNORMAL, _NORMAL, _END = LOWEST_EXPONENT, -14, 16
 
 
 def exponent_panel(underflow: Underflow) -> alt.LayerChart:
-    """Draw the share of gradient elements of each exponent, and what float16 holds."""
-    seen = underflow.seen
-    total = max(seen.total, 1)
+    """Draw the share of gradient elements by exponent, with float16's ranges shaded."""
+    sample = underflow.seen
+    total = max(sample.total, 1)
     bars: list[dict[str, Any]] = [
         {
-            "from": LOWEST_EXPONENT + place + 0.06,
-            "to": LOWEST_EXPONENT + place + 0.94,
+            "from": exponent + 0.06,
+            "to": exponent + 0.94,
             "share": count / total,
-            "kind": _kind(LOWEST_EXPONENT + place),
+            "range": "subnormal" if exponent < _NORMAL else "normal",
         }
-        for place, count in enumerate(seen.bins)
+        for exponent, count in enumerate(sample.bins, start=LOWEST_EXPONENT)
     ]
-    # Left of all exponents: what float16 has as 0, and what is smaller still.
+    # Two bars left of all exponents: zeros, and non-zero elements below float16.
     zero, below = _SUBNORMAL - 7.5, _SUBNORMAL - 4.5
     flushed = underflow.whole.flushed
     bars += [
-        _bar(zero, seen.zeros / total, "exactly 0"),
-        _bar(below, seen.deep / total, "below float16"),
+        _bar(zero, sample.zeros / total, "exactly 0"),
+        _bar(below, sample.deep / total, "below float16"),
     ]
     if flushed:
-        # In front of all zeros.
+        # Drawn over the bar of all zeros.
         bars.append(_bar(zero, flushed, "below float16"))
     labels = [{"x": zero + 0.5, "text": "0"}, {"x": below + 0.5, "text": "<2^-24"}]
-    if seen.above:
-        bars.append(_bar(_END + 1.0, seen.above / total, "beyond float16"))
+    if sample.above:
+        bars.append(_bar(_END + 1.0, sample.above / total, "beyond float16"))
         labels.append({"x": _END + 1.5, "text": "≥2^16"})
     most = max(bar["share"] for bar in bars) or 1.0
     domain = alt.Scale(domain=[zero - 1.0, BINS + LOWEST_EXPONENT + 3], nice=False)
@@ -74,7 +71,7 @@ def exponent_panel(underflow: Underflow) -> alt.LayerChart:
             y=y,
             y2=alt.datum(0.0),
             color=alt.Color(
-                "kind:N",
+                "range:N",
                 legend=None,
                 scale=alt.Scale(domain=list(colours), range=list(colours.values())),
             ),
@@ -82,28 +79,26 @@ def exponent_panel(underflow: Underflow) -> alt.LayerChart:
     )
     names = (
         alt.Chart(alt.Data(values=labels))
-        .mark_text(dy=8, baseline="top", fontSize=12, color=QUIET)
+        .mark_text(dy=8, baseline="top", fontSize=12, color=MUTED)
         .encode(x=alt.X("x:Q", scale=domain), y=alt.value(200), text="text:N")
     )
     whole = underflow.whole
-    lost = f"about {about(whole.lost)}" if flushed else percent(whole.lost)
-    caption = (
-        f"Gradients at step {shown_step(underflow.step)}: {lost} of the elements lost, "
-        f"{percent(whole.subnormal)} of what is not 0 subnormal"
+    lost = f"about {percent(whole.lost)}" if flushed else fixed_percent(whole.lost)
+    text = (
+        f"Gradients at step {thousands(underflow.step)}: {lost} of the elements lost, "
+        f"{fixed_percent(whole.subnormal)} of non-zero elements subnormal"
     )
     layers = [*_bands(domain), columns, names]
     if flushed:
         layers.append(_flushed_note(x, y, zero, flushed))
-    return alt.layer(*layers).properties(
-        width=WIDTH, height=200, title=caption_of(caption)
-    )
+    return alt.layer(*layers).properties(width=WIDTH, height=200, title=caption(text))
 
 
 def _flushed_note(x: alt.X, y: alt.Y, zero: float, flushed: float) -> alt.Chart:
-    """Return the words beside the zeros that backward has flushed by an estimate."""
-    words = [{"from": zero + 1.0, "share": flushed, "text": "probably flushed"}]
+    """Return the label of the zeros that backward probably flushed."""
+    rows = [{"from": zero + 1.0, "share": flushed, "text": "probably flushed"}]
     return (
-        alt.Chart(alt.Data(values=words))
+        alt.Chart(alt.Data(values=rows))
         .mark_text(align="left", dx=5, dy=8, fontSize=12, color="#D55E00")
         .encode(x=x, y=y, text="text:N")
     )
@@ -123,19 +118,10 @@ def _bands(domain: alt.Scale) -> list[alt.Chart]:
     text = (
         alt.Chart(data)
         .mark_text(align="left", dx=6, fontSize=12)
-        .encode(x=left, y=alt.value(10), text="text:N", color=alt.value(QUIET))
+        .encode(x=left, y=alt.value(10), text="text:N", color=alt.value(MUTED))
     )
     return [shade, text]
 
 
-def _bar(left: float, share: float, kind: str) -> dict[str, Any]:
-    return {"from": left, "to": left + 1.0, "share": share, "kind": kind}
-
-
-def _kind(exponent: int) -> str:
-    return "subnormal" if exponent < _NORMAL else "normal"
-
-
-def caption_of(text: str) -> alt.TitleParams:
-    """Return the line above a panel."""
-    return alt.TitleParams(text, fontSize=13, fontWeight="normal", frame="group")
+def _bar(left: float, share: float, label: str) -> dict[str, Any]:
+    return {"from": left, "to": left + 1.0, "share": share, "range": label}

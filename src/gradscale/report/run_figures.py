@@ -6,16 +6,21 @@ from typing import Any
 from gradscale.core.formatting import power
 from gradscale.diagnosis import Diagnosis
 from gradscale.diagnosis.timeline import STEADY
-from gradscale.report.demo_figure import alt
-from gradscale.report.exponents import LINE, QUIET, WIDTH, caption_of, exponent_panel
-from gradscale.report.style import LOOKS, ORDER, named, phase_look, shown_step
+from gradscale.report.exponents import LINE, exponent_panel
+from gradscale.report.figure_theme import MUTED, WIDTH, alt, caption, figure
+from gradscale.report.style import (
+    BY_SEVERITY,
+    VERDICT_STYLES,
+    phase_style,
+    thousands,
+    verdict_name,
+)
 
-_INK, _GRID = "#1F2328", "#E8EAED"
-# Pieces of the timeline that are drawn one by one: the figure has no more pixels.
+# Pieces into which a long timeline is divided: one per pixel of the width.
 PIECES = 780
-# A floor or ceiling further away would squeeze all the rest into a line.
+# Bits; a bound further from the scale is not drawn, as it would flatten the curve.
 _NEAR = 8
-# Letters of a title that fit.
+# Characters that fit on the title line.
 _TITLE = 84
 
 
@@ -25,56 +30,33 @@ def run_figure(diagnosis: Diagnosis) -> alt.VConcatChart:
     if diagnosis.underflow is not None:
         panels.append(exponent_panel(diagnosis.underflow))
     if not panels:
-        panels.append(_caption_alone("The run has no step yet"))
-    heading = alt.TitleParams(
-        _title(diagnosis),
+        panels.append(_empty_panel("The run has no steps yet"))
+    chart = figure(
+        *panels,
+        title=_title(diagnosis),
         subtitle=_subtitle(diagnosis),
-        fontSize=18,
-        subtitleFontSize=13,
-        offset=14,
+        spacing=30,
+        symbolSize=90,
+        columnPadding=18,
+        offset=8,
     )
-    return (
-        alt.vconcat(*panels, spacing=30, background="white", padding=16)
-        .resolve_scale(color="independent", shape="independent")
-        .properties(title=heading)
-        .configure(font="Helvetica, Arial, Liberation Sans, sans-serif")
-        .configure_view(stroke=None)
-        .configure_title(
-            anchor="start", color=_INK, subtitleColor=QUIET, subtitlePadding=5
-        )
-        .configure_axis(
-            labelFontSize=12,
-            labelColor=QUIET,
-            titleFontSize=12,
-            titleFontWeight="normal",
-            titleColor=QUIET,
-            gridColor=_GRID,
-            domainColor=QUIET,
-            tickColor=QUIET,
-        )
-        .configure_legend(
-            title=None,
-            orient="top",
-            labelFontSize=13,
-            labelColor=_INK,
-            symbolSize=90,
-            columnPadding=18,
-            offset=8,
-        )
-    )
+    return chart.resolve_scale(color="independent", shape="independent")
 
 
 def _title(diagnosis: Diagnosis) -> str:
     serious = diagnosis.serious
-    said = f"{serious[0].code} {serious[0].what}" if serious else "Nothing is wrong"
-    if len(said) > _TITLE:
-        # How often, and until when, is said last.
-        said = said.partition("; ")[0]
-    return said if len(said) <= _TITLE else said[: _TITLE - 1].rstrip() + "…"
+    if not serious:
+        skips = "all skips are normal" if diagnosis.skipped else "no steps skipped"
+        return f"Healthy: {skips}" if diagnosis.steps else "No steps"
+    text = f"{serious[0].code} {serious[0].what}"
+    if len(text) > _TITLE:
+        # The part after the semicolon counts repetitions.
+        text = text.partition("; ")[0]
+    return text if len(text) <= _TITLE else text[: _TITLE - 1].rstrip() + "…"
 
 
 def _subtitle(diagnosis: Diagnosis) -> str:
-    steps, skipped = shown_step(diagnosis.steps), shown_step(diagnosis.skipped)
+    steps, skipped = thousands(diagnosis.steps), thousands(diagnosis.skipped)
     counts = f"{diagnosis.path.name}: {steps} steps, {skipped} skipped"
     if diagnosis.bounds is None:
         return counts
@@ -87,9 +69,9 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
     low, high = timeline.range()
     rules = _rules(diagnosis, low, high)
     values = [low, high, *(rule["log2"] for rule in rules)]
-    # A scale that stands still is not at an edge.
-    room = 1 if max(values) - min(values) > 4 else 3
-    bottom, top = math.floor(min(values)) - room, math.ceil(max(values)) + room
+    # A constant scale is drawn mid-panel, not at an edge.
+    margin = 1 if max(values) - min(values) > 4 else 3
+    bottom, top = math.floor(min(values)) - margin, math.ceil(max(values)) + margin
     steps = alt.Scale(domain=[timeline.first, max(timeline.last, 2)], nice=False)
     x = alt.X(
         "step:Q",
@@ -105,7 +87,7 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
     )
     shades = (
         alt.Chart(alt.Data(values=_shades(diagnosis)))
-        # The last step of a run is as wide as any, and the axis ends where it begins.
+        # The last step ends one unit to the right of the axis.
         .mark_rect(clip=True)
         .encode(
             x=alt.X("first:Q", scale=steps),
@@ -120,23 +102,21 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
     )
     rule = (
         alt.Chart(alt.Data(values=rules))
-        .mark_rule(color=QUIET, strokeDash=[4, 3])
+        .mark_rule(color=MUTED, strokeDash=[4, 3])
         .encode(y=y)
     )
     note = (
         alt.Chart(alt.Data(values=rules))
-        .mark_text(align="left", dx=4, dy=-7, fontSize=12, color=QUIET)
+        .mark_text(align="left", dx=4, dy=-7, fontSize=12, color=MUTED)
         .encode(x=alt.value(0), y=y, text="text:N")
     )
     marks = _marks(diagnosis)
     layers = [shades, rule, note, line]
-    caption = "Scale of the loss"
+    text = "Loss scale"
     if marks:
         layers.append(_points(marks, x, y))
-        caption += "; marks are steps whose verdict was not ok"
-    return alt.layer(*layers).properties(
-        width=WIDTH, height=240, title=caption_of(caption)
-    )
+        text += "; marks are steps with a verdict other than ok"
+    return alt.layer(*layers).properties(width=WIDTH, height=240, title=caption(text))
 
 
 def _ticks(bottom: int, top: int) -> list[int]:
@@ -147,10 +127,10 @@ def _ticks(bottom: int, top: int) -> list[int]:
 
 def _points(marks: list[dict[str, Any]], x: alt.X, y: alt.Y) -> alt.Chart:
     seen = {mark["verdict"] for mark in marks}
-    shown = [verdict for verdict in ORDER if named(verdict) in seen]
-    names = [named(verdict) for verdict in shown]
-    colours = [LOOKS[verdict].colour for verdict in shown]
-    shapes = [LOOKS[verdict].shape for verdict in shown]
+    shown = [verdict for verdict in BY_SEVERITY if verdict_name(verdict) in seen]
+    names = [verdict_name(verdict) for verdict in shown]
+    colours = [VERDICT_STYLES[verdict].colour for verdict in shown]
+    shapes = [VERDICT_STYLES[verdict].shape for verdict in shown]
     return (
         alt.Chart(alt.Data(values=marks))
         .mark_point(size=55, filled=True, opacity=0.9)
@@ -186,7 +166,7 @@ def _shades(diagnosis: Diagnosis) -> list[dict[str, Any]]:
         {
             "first": phase.first,
             "last": phase.last + 1,
-            "colour": _pale(phase_look(phase.name).colour),
+            "colour": _pale(phase_style(phase.name).colour),
         }
         for phase in diagnosis.phases
         if phase.name != STEADY
@@ -194,41 +174,47 @@ def _shades(diagnosis: Diagnosis) -> list[dict[str, Any]]:
 
 
 def _pale(colour: str) -> str:
-    """Return a colour with eight parts of white, opaque: a legend takes on opacity.
+    """Return a colour mixed with eight parts of white.
+
+    Opaque, because altair copies opacity to the legend.
 
     >>> _pale("#000000"), _pale("#FFFFFF")
     ('#E2E2E2', '#FFFFFF')
     """
-    parts = [int(colour[place : place + 2], 16) for place in (1, 3, 5)]
+    parts = [int(colour[start : start + 2], 16) for start in (1, 3, 5)]
     return "#" + "".join(f"{(part + 8 * 255) // 9:02X}" for part in parts)
 
 
 def _line(diagnosis: Diagnosis) -> list[dict[str, float]]:
-    """Return the scale at its changes; the lowest and highest of pieces if too many."""
+    """Return the scale at each change; of a long run, the range of each piece."""
     timeline = diagnosis.timeline
     points = [{"step": step, "log2": log2} for step, log2 in timeline.changes()]
     if len(points) > 4 * PIECES:
         span = timeline.last - timeline.first + 1
         points = [
-            {"step": timeline.first + span * place // PIECES, "log2": value}
-            for place, ends in enumerate(timeline.columns(PIECES))
+            {"step": timeline.first + span * piece // PIECES, "log2": value}
+            for piece, ends in enumerate(timeline.columns(PIECES))
             for value in ends
         ]
     return [*points, {"step": timeline.last, "log2": timeline.at(timeline.last)}]
 
 
 def _marks(diagnosis: Diagnosis) -> list[dict[str, Any]]:
-    """Return the marks, one of a kind for each piece of the timeline."""
+    """Return the marks: at most one per verdict and piece of the timeline."""
     timeline = diagnosis.timeline
     span = timeline.last - timeline.first + 1
     kept: dict[Any, dict[str, Any]] = {}
     for mark in timeline.marks():
         piece = (mark.step - timeline.first) * PIECES // span
-        row = {"step": mark.step, "log2": mark.log2, "verdict": named(mark.verdict)}
+        row = {
+            "step": mark.step,
+            "log2": mark.log2,
+            "verdict": verdict_name(mark.verdict),
+        }
         kept.setdefault((piece, mark.verdict), row)
     return list(kept.values())
 
 
-def _caption_alone(text: str) -> alt.LayerChart:
+def _empty_panel(text: str) -> alt.LayerChart:
     blank = alt.Chart(alt.Data(values=[{}])).mark_point(opacity=0)
-    return alt.layer(blank).properties(width=WIDTH, height=20, title=caption_of(text))
+    return alt.layer(blank).properties(width=WIDTH, height=20, title=caption(text))

@@ -1,4 +1,4 @@
-"""A run on the terminal: one screen from the verdict to the advice."""
+"""The screen of `gradscale report`: verdict, chart, tables and findings of a run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,15 +15,21 @@ from gradscale.diagnosis.culprits import Culprit
 from gradscale.diagnosis.timeline import STEADY, Phase
 from gradscale.judge.findings import Finding, Health
 from gradscale.report.chart import mark_legend, scale_chart
-from gradscale.report.columns import columns_of, shortened
-from gradscale.report.demo_table import percent
-from gradscale.report.style import LOOKS, NORMAL, named, phase_look, shown_step
+from gradscale.report.columns import shortened, table_of
+from gradscale.report.style import (
+    NORMAL,
+    VERDICT_STYLES,
+    fixed_percent,
+    phase_style,
+    thousands,
+    verdict_name,
+)
 from gradscale.report.underflow_screen import underflow_parts
 
-# Rows of a table beyond which only their number is told.
-MOST = 10
-# What the columns of counts take in a table of culprits.
-_BESIDE_NAME, _LEAST_NAME = 40, 20
+# Maximum rows of a table; the rest is summarised as a count.
+MAX_ROWS = 10
+# Characters of the culprit table: its count columns, and the shortest name column.
+_COUNTS_WIDTH, _MIN_NAME = 40, 20
 HEALTH_STYLE = {
     Health.HEALTHY: "bold green",
     Health.FINDINGS: "bold yellow",
@@ -33,34 +39,34 @@ HEALTH_STYLE = {
 
 def run_screen(diagnosis: Diagnosis, width: int, *, braille: bool = True) -> Group:
     """Return the whole screen of `gradscale report`."""
-    parts: list[RenderableType] = [headline(diagnosis), _facts(diagnosis)]
+    parts: list[RenderableType] = [headline(diagnosis), _summary_table(diagnosis)]
     if diagnosis.steps:
         chart = scale_chart(diagnosis.timeline, width, braille=braille)
         parts += ["", Text("Scale", style="bold"), chart]
         legend = mark_legend(diagnosis.timeline)
         if legend.plain:
             parts.append(Padding(legend, (0, 0, 0, 8), expand=False))
-        parts += _part("Verdicts", verdict_table(diagnosis))
+        parts += _section("Verdicts", verdict_table(diagnosis))
         if len(diagnosis.phases) > 1:
-            parts += _part("Phases", _phase_table(diagnosis.phases))
+            parts += _section("Phases", _phase_table(diagnosis.phases))
     if diagnosis.culprits:
-        parts += _part("Not finite", _culprit_table(diagnosis.culprits, width))
+        parts += _section("Not finite", _culprit_table(diagnosis.culprits, width))
     if diagnosis.underflow:
         shown = underflow_parts(diagnosis.underflow, width, diagnosis.findings)
-        parts += _part("Underflow", *shown)
-    parts += _part("Findings", Group(*findings(diagnosis.findings)))
+        parts += _section("Underflow", *shown)
+    parts += _section("Findings", Group(*findings(diagnosis)))
     return Group(*parts)
 
 
 def headline(diagnosis: Diagnosis) -> Text:
     """Return the verdict on a run in one line."""
     skipped, steps = diagnosis.skipped, diagnosis.steps
-    share = f" ({percent(skipped / steps)})" if steps and skipped else ""
-    counts = f"{shown_step(steps)} steps, {shown_step(skipped)} skipped{share}"
+    share = f" ({fixed_percent(skipped / steps)})" if steps and skipped else ""
+    counts = f"{thousands(steps)} steps, {thousands(skipped)} skipped{share}"
     if idle := diagnosis.verdicts.get(Verdict.NO_GRADIENTS, 0):
-        counts += f", {shown_step(idle)} without gradients"
+        counts += f", {thousands(idle)} without gradients"
     going = diagnosis.meta.get("end", {}).get("state") == "running"
-    nothing = "no step yet" if going else "no step was recorded"
+    nothing = "no steps yet" if going else "no steps recorded"
     health = str(diagnosis.health)
     return Text.assemble(
         (str(diagnosis.path.name), "bold"),
@@ -70,21 +76,28 @@ def headline(diagnosis: Diagnosis) -> Text:
     )
 
 
-def findings(found: Sequence[Finding]) -> list[RenderableType]:
-    """Return findings as blocks, the most severe first."""
-    if not found:
-        return [Text("Nothing is wrong: what was skipped, if anything, is normal.")]
+def findings(diagnosis: Diagnosis) -> list[RenderableType]:
+    """Return the findings as blocks, the most severe first."""
+    if not diagnosis.findings:
+        return [Text(_no_findings(diagnosis))]
     blocks: list[RenderableType] = []
-    for finding in found:
+    for finding in diagnosis.findings:
         blocks += ["", _finding(finding)] if blocks else [_finding(finding)]
     return blocks
+
+
+def _no_findings(diagnosis: Diagnosis) -> str:
+    if not diagnosis.steps:
+        return "No findings."
+    skips = "All skips are normal." if diagnosis.skipped else "No steps skipped."
+    return f"Healthy. {skips}"
 
 
 def _finding(finding: Finding) -> RenderableType:
     title, *lines = finding.text().splitlines()
     style = "cyan" if finding.normal else "bold red" if finding.hopeless else "yellow"
-    code, _, said = title.partition(" ")
-    head = Text.assemble((code, style), f" {said}")
+    code, _, what = title.partition(" ")
+    head = Text.assemble((code, style), f" {what}")
     if not lines:
         return head
     rows = Table.grid(padding=(0, 2))
@@ -96,31 +109,31 @@ def _finding(finding: Finding) -> RenderableType:
 
 
 def verdict_table(diagnosis: Diagnosis) -> Table:
-    """Return how often each verdict was given."""
-    table = columns_of("verdict", "code", ">steps", ">share", "")
+    """Return the number of steps by verdict."""
+    table = table_of("verdict", "code", ">steps", ">share", "")
     ranked = sorted(diagnosis.verdicts.items(), key=lambda item: -item[1])
     for verdict, count in ranked:
         table.add_row(
-            Text(named(verdict), style=LOOKS[verdict].style),
+            Text(verdict_name(verdict), style=VERDICT_STYLES[verdict].style),
             verdict.code,
-            shown_step(count),
-            percent(count / diagnosis.steps),
+            thousands(count),
+            fixed_percent(count / diagnosis.steps),
             Text("normal" if verdict in NORMAL else "", style="dim"),
         )
     return table
 
 
-def _facts(diagnosis: Diagnosis) -> RenderableType:
+def _summary_table(diagnosis: Diagnosis) -> RenderableType:
     rows = Table.grid(padding=(0, 2))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
-    for name, value in facts(diagnosis).items():
+    for name, value in summary(diagnosis).items():
         rows.add_row(name, Text(value))
     return rows
 
 
-def facts(diagnosis: Diagnosis) -> dict[str, str]:
-    """Return the facts of the summary by name, as they are shown."""
+def summary(diagnosis: Diagnosis) -> dict[str, str]:
+    """Return the lines of the summary by name, formatted."""
     meta, first, last = diagnosis.meta, diagnosis.first, diagnosis.last
     shown: dict[str, str] = {}
     if first and last:
@@ -134,8 +147,8 @@ def facts(diagnosis: Diagnosis) -> dict[str, str]:
         if diagnosis.headroom is not None:
             shown["headroom"] = f"{diagnosis.headroom:.1f} bits below 65504"
         if last.loss is not None:
-            begun = "" if first.loss is None else f"{first.loss:.4g} -> "
-            shown["loss"] = f"{begun}{last.loss:.4g}"
+            before = "" if first.loss is None else f"{first.loss:.4g} -> "
+            shown["loss"] = f"{before}{last.loss:.4g}"
         if last.norm is not None:
             shown["norm"] = f"{last.norm:.4g}, unscaled, at the last step"
     policy = meta.get("policy")
@@ -146,9 +159,7 @@ def facts(diagnosis: Diagnosis) -> dict[str, str]:
     shown["run"] = _ran(diagnosis)
     dropped = meta.get("dropped")
     if dropped:
-        shown["missing"] = (
-            f"{shown_step(dropped)} rows: the disk did not keep up (GS309)"
-        )
+        shown["missing"] = f"{thousands(dropped)} rows: the disk was too slow (GS309)"
     return shown
 
 
@@ -189,47 +200,45 @@ def _duration(seconds: float) -> str:
 
 
 def _phase_table(phases: Sequence[Phase]) -> RenderableType:
-    table = columns_of("phase", ">steps", ">skipped", "scale")
-    # The beginning and the end, if there are too many.
-    half = MOST // 2
-    crowd = len(phases) > MOST
-    shown = [*phases[:half], *phases[-half:]] if crowd else list(phases)
-    for place, phase in enumerate(shown):
-        if crowd and place == half:
-            left = len(phases) - MOST
+    table = table_of("phase", ">steps", ">skipped", "scale")
+    # The first and the last ones, if there are too many.
+    half = MAX_ROWS // 2
+    cut = len(phases) > MAX_ROWS
+    shown = [*phases[:half], *phases[-half:]] if cut else list(phases)
+    for row, phase in enumerate(shown):
+        if cut and row == half:
+            left = len(phases) - MAX_ROWS
             table.add_row(Text(f"… {left} more", style="dim"), "", "", "")
-        style = "" if phase.name == STEADY else phase_look(phase.name).style
+        style = "" if phase.name == STEADY else phase_style(phase.name).style
         ends = power(phase.scale_from), power(phase.scale_to)
         table.add_row(
             Text(phase.name.replace("_", " "), style=style),
-            f"{shown_step(phase.first)} – {shown_step(phase.last)}",
-            shown_step(phase.skipped),
+            f"{thousands(phase.first)} – {thousands(phase.last)}",
+            thousands(phase.skipped),
             ends[0] if ends[0] == ends[1] else " -> ".join(ends),
         )
     return table
 
 
 def _culprit_table(culprits: Sequence[Culprit], width: int) -> RenderableType:
-    table = columns_of("tensor", ">skipped steps", ">first in", ">NaN", ">from – to")
-    spans = [
-        f"{shown_step(each.first)} – {shown_step(each.last)}"
-        for each in culprits[:MOST]
-    ]
-    room = max(_LEAST_NAME, width - _BESIDE_NAME - max(map(len, spans)))
-    for each, span in zip(culprits[:MOST], spans, strict=False):
+    table = table_of("tensor", ">skipped steps", ">first in", ">NaN", ">from – to")
+    shown = culprits[:MAX_ROWS]
+    spans = [f"{thousands(each.first)} – {thousands(each.last)}" for each in shown]
+    name_width = max(_MIN_NAME, width - _COUNTS_WIDTH - max(map(len, spans)))
+    for each, span in zip(shown, spans, strict=True):
         table.add_row(
-            shortened(each.name, room),
-            shown_step(each.steps),
-            shown_step(each.first_in),
-            shown_step(each.nan),
+            shortened(each.name, name_width),
+            thousands(each.steps),
+            thousands(each.first_in),
+            thousands(each.nan),
             span,
         )
-    more = len(culprits) - MOST
+    more = len(culprits) - MAX_ROWS
     note = [Text(f"and {more} more", style="dim")] if more > 0 else []
     return Group(table, *note)
 
 
-def _part(title: str, *body: RenderableType) -> list[RenderableType]:
+def _section(title: str, *body: RenderableType) -> list[RenderableType]:
     return [
         "",
         Text(title, style="bold"),

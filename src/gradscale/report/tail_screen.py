@@ -1,4 +1,4 @@
-"""The live view of a run."""
+"""The screen of `gradscale tail`: a run in progress."""
 
 import time
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from gradscale.diagnosis.following import Follower
 from gradscale.judge.trend import TOP, exponent
 from gradscale.report.chart import mark_legend, scale_chart
 from gradscale.report.run_screen import HEALTH_STYLE
-from gradscale.report.style import LOOKS, named, shown_step
+from gradscale.report.style import VERDICT_STYLES, thousands, verdict_name
 
-# Findings that fit below the chart.
-MOST = 3
-# Steps of which recent skips are counted.
+# Findings shown below the chart.
+MAX_FINDINGS = 3
+# Window of the count of recent skips, in steps.
 RECENT = 100
-# A run that has written nothing for so long may have been killed.
+# Seconds without a new step after which the run may have been killed.
 SILENT = 30.0
 
 
@@ -33,11 +33,11 @@ def tail_screen(
     """Return the screen of `gradscale tail`.
 
     Args:
-        follower: Of the run.
-        name: Of the file.
-        width: Of the terminal.
-        braille: Draw with dots.
-        now: The clock, for the time since the last step.
+        follower: Reads the run.
+        name: File name.
+        width: Terminal width in characters.
+        braille: Draw with Braille dots instead of stars.
+        now: Clock for the time since the last step.
     """
     state = _state(follower, now())
     title = Text.assemble(
@@ -47,31 +47,31 @@ def tail_screen(
         (f"  {state}", "dim"),
     )
     if follower.last is None:
-        return Group(title, Text("no step yet", style="dim"))
+        return Group(title, Text("no steps yet", style="dim"))
     parts: list[RenderableType] = [title, _vitals(follower), ""]
     timeline = follower.timeline
     parts.append(scale_chart(timeline, width, height=8, braille=braille))
     parts.append(Text("        ") + mark_legend(timeline))
     found = [finding for finding in follower.findings if not finding.normal]
-    for finding in found[-MOST:]:
+    for finding in found[-MAX_FINDINGS:]:
         text = f"{finding.code} step {finding.step}: {finding.what}"
         parts.append(Text(text, style="bold red" if finding.hopeless else "yellow"))
     if found:
-        parts.append(Text(f"gradscale doctor {name} tells what to try", style="dim"))
+        parts.append(Text(f"Advice: gradscale doctor {name}", style="dim"))
     return Group(*parts)
 
 
 def vitals(follower: Follower) -> dict[str, str]:
-    """Return the figures of the last step by name, as they are shown."""
+    """Return the formatted values of the last step by name."""
     row = follower.last
     assert row is not None
     marks = follower.timeline
     begin = max(marks.first, row.step - RECENT + 1)
     recent, of = marks.skips(begin, row.step), row.step - begin + 1
     shown = {
-        "step": shown_step(row.step),
+        "step": thousands(row.step),
         "scale": power(row.scale),
-        "skipped": f"{shown_step(follower.skipped)}, {recent} of the last {of}",
+        "skipped": f"{thousands(follower.skipped)}, {recent} of the last {of}",
     }
     if row.amax and row.applied:
         shown["headroom"] = f"{TOP - exponent(row.amax):.1f} bits"
@@ -91,18 +91,18 @@ def _vitals(follower: Follower) -> RenderableType:
 
 
 def _last(follower: Follower) -> Text:
-    """Return the last verdict that was not ok."""
+    """Return the last verdict other than ok, with its step."""
     mark = follower.timeline.last_mark()
     if mark is None:
         return Text("ok", style="green")
-    look = LOOKS[mark.verdict]
-    return Text(f"{named(mark.verdict)} at {shown_step(mark.step)}", style=look.style)
+    style = VERDICT_STYLES[mark.verdict].style
+    return Text(f"{verdict_name(mark.verdict)} at {thousands(mark.step)}", style=style)
 
 
 def _state(follower: Follower, now: float) -> str:
     if follower.ended:
-        return "the run has ended"
+        return "ended"
     if follower.last is None:
         return "waiting"
     silent = now - follower.last.time
-    return f"silent for {silent:.0f} s" if silent > SILENT else "running"
+    return f"no new step for {silent:.0f} s" if silent > SILENT else "running"

@@ -1,4 +1,4 @@
-"""What the scale of a run loses at the small end, as a table for the terminal."""
+"""The table of gradient elements lost to underflow, by tensor and scale."""
 
 from collections.abc import Sequence
 
@@ -6,86 +6,88 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from gradscale.core.exponent_histogram import TOLERATED
-from gradscale.core.formatting import percent as about
-from gradscale.core.formatting import power
+from gradscale.core.formatting import percent, power
 from gradscale.diagnosis.underflow import SHIFTS, Lost, Underflow
 from gradscale.judge.findings import Finding
-from gradscale.report.columns import columns_of, shortened
-from gradscale.report.demo_table import percent
-from gradscale.report.style import shown_step
+from gradscale.report.columns import shortened, table_of
+from gradscale.report.style import fixed_percent, thousands
 
-# Rows beyond which only their number is told; half of them for tensors of zeros.
-MOST = 10
-# Other scales that are shown, less of them where the terminal is narrow.
+# Maximum rows; the rest is summarised as a count. Half are for all-zero tensors.
+MAX_ROWS = 10
+# Columns of other scales, in bits from the current one: fewer on narrow terminals.
 _CHOICES = (SHIFTS, (-4, 4, 8), (-4, 4), (4,))
 _FIGURES = ("zero", "subnormal", "lost now")
-# What a figure takes, "overflow" say, and the distance of two columns.
-_WIDE, _APART, _INDENT = 8, 3, 2
-# As much of a name is shown before a scale is left out for it.
-_READABLE = 28
+# Characters: the widest cell ("overflow"), the gap between columns, the indent.
+_CELL, _GAP, _INDENT = 8, 3, 2
+# Names keep up to this width; a column of another scale is dropped first.
+_MIN_NAME = 28
+_ALL = "all tensors"
 
 
 def underflow_parts(
     underflow: Underflow, width: int, findings: Sequence[Finding] = ()
 ) -> list[RenderableType]:
-    """Return what the scale loses, and what another would, as table and words.
+    """Return a table of the losses at this and other scales, with advice below.
 
     Args:
-        underflow: What there is to show.
-        width: Of the terminal.
-        findings: Of the run: advice that is among them is not given twice.
+        underflow: The last sample of the run.
+        width: Terminal width in characters.
+        findings: Of the run; their advice is not repeated.
     """
     empty = [lost for lost in underflow.tensors if lost.empty]
     others = [lost for lost in underflow.tensors if not lost.empty]
-    crowd = max(MOST // 2, MOST - len(others))
-    # A line that tells of one more takes no less room than that one.
-    crowd += len(empty) == crowd + 1
-    shown = others[: MOST - min(len(empty), crowd)]
-    names = [lost.tensor for lost in (*empty[:crowd], *shown)]
-    longest = max(len("all together"), *map(len, names))
-    shifts, room = _fitting(underflow, width, longest)
-    table = columns_of("tensor", *(f">{each}" for each in _FIGURES))
+    zero_rows = max(MAX_ROWS // 2, MAX_ROWS - len(others))
+    # "… 1 more" would take as many lines as the row itself.
+    zero_rows += len(empty) == zero_rows + 1
+    shown = others[: MAX_ROWS - min(len(empty), zero_rows)]
+    names = [lost.tensor for lost in (*empty[:zero_rows], *shown)]
+    longest = max(len(_ALL), *map(len, names))
+    shifts, name_width = _columns_that_fit(underflow, width, longest)
+    table = table_of("tensor", *(f">{each}" for each in _FIGURES))
     for shift in shifts:
         table.add_column(_scale(underflow, shift), justify="right", no_wrap=True)
     table.columns[0].no_wrap = True
-    for lost in (underflow.whole, *empty[:crowd]):
-        table.add_row(*_row(lost, shifts, room))
-    if len(empty) > crowd:
-        more = f"… {shown_step(len(empty) - crowd)} more of zeros"
-        table.add_row(Text(more, style="dim"), percent(1.0))
+    for lost in (underflow.whole, *empty[:zero_rows]):
+        table.add_row(*_row(lost, shifts, name_width))
+    if len(empty) > zero_rows:
+        more = f"… {thousands(len(empty) - zero_rows)} more all-zero"
+        table.add_row(Text(more, style="dim"), fixed_percent(1.0))
     for lost in shown:
-        table.add_row(*_row(lost, shifts, room))
+        table.add_row(*_row(lost, shifts, name_width))
     parts: list[RenderableType] = [_heading(underflow), table]
     left = len(others) - len(shown)
     if left > 0:
-        parts.append(Text(f"and {left} tensors that lose no more", style="dim"))
-    return [*parts, *(Text(_sentence(said)) for said in _reading(underflow, findings))]
+        parts.append(Text(f"and {left} tensors with no larger loss", style="dim"))
+    return [
+        *parts,
+        *(Text(_sentence(text)) for text in _conclusions(underflow, findings)),
+    ]
 
 
 def _heading(underflow: Underflow) -> Text:
-    said = (
-        f"Step {shown_step(underflow.step)}, S = {power(underflow.scale)}. Lost: too "
-        "small for float16, of what is not truly 0."
+    text = (
+        f"Step {thousands(underflow.step)}, S = {power(underflow.scale)}. Lost: share "
+        "of truly non-zero elements too small for float16."
     )
     if underflow.whole.flushed:
-        said += "\n~ is an estimate"
-        said += ", ? is not known." if len(underflow.whole.at) < len(SHIFTS) else "."
-    return Text(said, style="dim")
+        text += "\n~ estimate"
+        text += ", ? unknown" if len(underflow.whole.at) < len(SHIFTS) else ""
+    return Text(text, style="dim")
 
 
-def _reading(underflow: Underflow, findings: Sequence[Finding]) -> list[str]:
+def _conclusions(underflow: Underflow, findings: Sequence[Finding]) -> list[str]:
     said = [underflow.advice]
     if any(finding.code == "GS209" for finding in findings):
         said = [
-            f"about {about(underflow.whole.lost)} of the elements are lost at "
-            f"S = {power(underflow.scale)}; GS209 below says what to try"
+            f"about {percent(underflow.whole.lost)} of the elements are lost at "
+            f"S = {power(underflow.scale)}; see GS209 below"
         ]
     if idle := sum(lost.empty and not lost.flushed for lost in underflow.tensors):
-        gets = "tensor gets" if idle == 1 else "tensors get"
+        have = "gradient has" if idle == 1 else "gradients have"
         said.append(
-            f"{shown_step(idle)} {gets} only zeros, at a scale that flushes little: "
-            "the loss does not depend on them, as behind a saturated softmax or a "
-            "factor that is 0"
+            f"{thousands(idle)} {have} only zeros at a scale that flushes little: the "
+            "loss does not depend on these tensors, for example because of a "
+            "saturated softmax or a zero factor"
         )
     pair = underflow.flushed
     # A pair that tells nothing is worth a word only where something seems flushed.
@@ -98,45 +100,46 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _fitting(
+def _columns_that_fit(
     underflow: Underflow, width: int, longest: int
 ) -> tuple[tuple[int, ...], int]:
-    """Return the scales that fit beside the names, and the room that names get."""
+    """Return the other scales that fit, and the width of the name column."""
     for shifts in _CHOICES:
         titles = [*_FIGURES, *(_scale(underflow, shift) for shift in shifts)]
-        taken = sum(max(len(title), _WIDE) + _APART for title in titles)
-        room = width - _INDENT - taken
-        if room >= min(longest, _READABLE):
+        taken = sum(max(len(title), _CELL) + _GAP for title in titles)
+        name_width = width - _INDENT - taken
+        if name_width >= min(longest, _MIN_NAME):
             break
-    return shifts, max(room, len("all together"))
+    return shifts, max(name_width, len(_ALL))
 
 
 def _scale(underflow: Underflow, shift: int) -> str:
     return f"at {power(underflow.scale * 2.0**shift)}"
 
 
-def _row(lost: Lost, shifts: Sequence[int], room: int) -> list[RenderableType]:
-    name = Text(shortened(lost.tensor, room)) if lost.tensor else _ALL
-    zeros, guessed = percent(lost.zeros), lost.flushed > 0.0
-    if lost.empty and not guessed:
-        return [name, zeros, *[_sign("–")] * (2 + len(shifts))]
+def _row(lost: Lost, shifts: Sequence[int], name_width: int) -> list[RenderableType]:
+    name = (
+        Text(shortened(lost.tensor, name_width)) if lost.tensor else Text(_ALL, "bold")
+    )
+    zeros, estimated = fixed_percent(lost.zeros), lost.flushed > 0.0
+    if lost.empty and not estimated:
+        return [name, zeros, *[_dim("–")] * (2 + len(shifts))]
     cells = [
-        _share(lost.at[shift], guessed or shift > 0) if shift in lost.at else _sign("?")
+        _share(lost.at[shift], estimated or shift > 0)
+        if shift in lost.at
+        else _dim("?")
         for shift in shifts
     ]
-    subnormal = _sign("–") if lost.empty else Text(percent(lost.subnormal))
-    return [name, zeros, subnormal, _share(lost.lost, guessed), *cells]
+    subnormal = _dim("–") if lost.empty else Text(fixed_percent(lost.subnormal))
+    return [name, zeros, subnormal, _share(lost.lost, estimated), *cells]
 
 
-def _sign(sign: str) -> Text:
-    return Text(sign, style="dim")
+def _dim(text: str) -> Text:
+    return Text(text, style="dim")
 
 
-_ALL = Text("all together", style="bold")
-
-
-def _share(share: float | None, guessed: bool) -> Text:
+def _share(share: float | None, estimated: bool) -> Text:
     if share is None:
         return Text("overflow", style="dim")
-    told = f"~{about(share)}" if guessed and share > 0.0 else percent(share)
-    return Text(told, style="yellow" if share >= 0.01 else "")
+    text = f"~{percent(share)}" if estimated and share > 0.0 else fixed_percent(share)
+    return Text(text, style="yellow" if share >= 0.01 else "")

@@ -1,7 +1,7 @@
-"""A run's figures to TensorBoard, W&B, `logging` or any function.
+"""Sinks: metrics of each step for TensorBoard, W&B, `logging` or a function.
 
-Each sink is one small class with `see(record, judgement)`, called once a step.
-Importing this room loads none of the libraries: their objects are handed in.
+Each sink is a class with `see(record, judgement)`, called once per step. Importing
+this package loads none of the libraries: their objects are passed in.
 
 >>> from gradscale import StepRecord
 >>> from gradscale.judge.judge import Judge

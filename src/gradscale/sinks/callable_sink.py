@@ -1,4 +1,4 @@
-"""A run's figures to any function."""
+"""Metrics for any function."""
 
 from collections.abc import Callable, Mapping
 
@@ -8,11 +8,11 @@ from gradscale.sinks.figures import Figures
 
 
 class CallableSink:
-    """Calls a function with the step and its figures, as `Figures` names them.
+    """Calls a function with the step and its metrics, named as in `Figures`.
 
     Args:
         function: Called as `function(step, figures)`.
-        every: The distance of steps that are told; a step that was not ok always is.
+        every: Interval in steps; a step with a verdict other than ok is always sent.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class CallableSink:
         self._figures = Figures(every)
 
     def see(self, record: StepRecord, judgement: Judgement) -> None:
-        """Tell one step."""
+        """Send one step."""
         figures = self._figures.see(record, judgement)
         if figures is not None:
             self._function(record.step, figures)

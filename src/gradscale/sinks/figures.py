@@ -1,4 +1,4 @@
-"""The figures of a step, under the names that every sink uses."""
+"""The metrics of a step, under the names that all sinks use."""
 
 from collections import deque
 
@@ -7,35 +7,35 @@ from gradscale.errors import ConfigError
 from gradscale.judge.judge import Judgement
 from gradscale.judge.trend import TOP, exponent
 
-# Steps over which the rate of skips is taken.
+# Window of the skip rate, in steps.
 WINDOW = 100
-_TAKEN = (Verdict.OK, Verdict.UNDERFLOW)
+_APPLIED = (Verdict.OK, Verdict.UNDERFLOW)
 
 
 class Figures:
-    """Turns steps into figures, and says which steps are worth it.
+    """Computes the metrics of a step, and selects the steps that are sent.
 
-    | figure | meaning |
+    | metric | meaning |
     |---|---|
     | `scale_log2` | log2 of the scale that multiplied the loss |
-    | `skipped_total` | steps skipped since the sink was made |
-    | `skip_rate_100` | the share of the last 100 steps that were skipped |
+    | `skipped_total` | steps skipped since the sink was created |
+    | `skip_rate_100` | share of the last 100 steps that were skipped |
     | `headroom_bits` | bits between the largest scaled gradient and 65504 |
-    | `grad_norm` | the norm of the unscaled gradients |
-    | `underflow_frac` | the share of elements too small for float16, where sampled |
+    | `grad_norm` | norm of the unscaled gradients |
+    | `underflow_frac` | share of elements too small for float16, if sampled |
 
-    The last three are absent where they are not known. Steps without a gradient count
-    as neither taken nor skipped.
+    The last three are absent if unknown. Steps without gradients count as neither
+    applied nor skipped.
 
     Args:
-        every: The distance of steps that are told; a step that was not ok always is.
+        every: Interval in steps; a step with a verdict other than ok is always sent.
     """
 
     def __init__(self, every: int = 1) -> None:
         if every < 1:
             raise ConfigError(
-                f"every={every} is no distance between steps. Every every-th step is "
-                "told, so it must be 1 or more. Pass 1 to have all of them.",
+                f"every={every} is not a valid interval. Every every-th step is sent, "
+                "so it must be at least 1. Pass 1 to send all steps.",
                 code="GS101",
             )
         self._every = every
@@ -45,18 +45,18 @@ class Figures:
     def see(
         self, record: StepRecord, judgement: Judgement
     ) -> dict[str, float | int] | None:
-        """Take in one step; return its figures, None if it is not told."""
+        """Count one step; return its metrics, or None if the step is not sent."""
         verdict = judgement.verdict
         if verdict is not Verdict.NO_GRADIENTS:
-            # A loss may be infinite beside gradients that are not, and a step taken.
-            skipped = not record.applied and verdict not in _TAKEN
+            # A step with a non-finite loss and finite gradients is applied.
+            skipped = not record.applied and verdict not in _APPLIED
             self._skipped += skipped
             self._recent.append(skipped)
         if verdict is Verdict.OK and record.step % self._every:
             return None
-        return self._of(record)
+        return self._metrics(record)
 
-    def _of(self, record: StepRecord) -> dict[str, float | int]:
+    def _metrics(self, record: StepRecord) -> dict[str, float | int]:
         recent = self._recent
         figures: dict[str, float | int] = {
             "scale_log2": exponent(record.scale),

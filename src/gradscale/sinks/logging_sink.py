@@ -1,4 +1,4 @@
-"""A run's figures to the standard library's logging."""
+"""Metrics for the standard library's logging."""
 
 import logging
 
@@ -9,11 +9,11 @@ from gradscale.sinks.figures import Figures
 
 
 class LoggingSink:
-    """Logs a line of figures now and then, and every finding.
+    """Logs one line of metrics every `every` steps, and every finding.
 
-    Figures are logged at INFO; so is a finding that is normal. Others are warnings,
-    and errors if no scale can help. The figures are also the attribute `figures` of
-    the log record, for formatters that write JSON.
+    Metrics and normal findings have level INFO, other findings WARNING, and ERROR if no
+    scale can help. The metrics are also the attribute `figures` of the log record, for
+    JSON formatters.
 
     >>> import sys
     >>> from gradscale.judge.judge import Judge
@@ -26,8 +26,8 @@ class LoggingSink:
     step 2 ok S=2^10 skipped_total=0 skip_rate_100=0
 
     Args:
-        logger: Where to; the logger named gradscale if None.
-        every: The distance of steps that are logged.
+        logger: The logger named gradscale if None.
+        every: Interval in steps.
     """
 
     def __init__(
@@ -38,9 +38,9 @@ class LoggingSink:
         self._figures = Figures(every)
 
     def see(self, record: StepRecord, judgement: Judgement) -> None:
-        """Log one step, if it is due, and what there is to say of it."""
+        """Log the metrics of one step, if due, and its findings."""
         figures = self._figures.see(record, judgement)
-        # Not one line a skip: what skips mean is said by the findings.
+        # No line per skip: findings report skips.
         if figures is not None and record.step % self._every == 0:
             words = [f"S={power(record.scale)}"]
             words += [f"{k}={v:.4g}" for k, v in figures.items() if k != "scale_log2"]

@@ -1,4 +1,4 @@
-"""A run's figures to TensorBoard."""
+"""Metrics for TensorBoard."""
 
 import os
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from gradscale.sinks.figures import Figures
 
 
 class SummaryWriter(Protocol):
-    """What is used of a writer: that of torch, tensorboardX, or one like them."""
+    """The methods used of torch's or tensorboardX's `SummaryWriter`."""
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: int) -> Any: ...
 
@@ -20,10 +20,10 @@ class TensorBoardSink:
     """Writes scalars under `gradscale/`, and findings as text.
 
     Args:
-        writer: A `SummaryWriter` of torch.utils.tensorboard or tensorboardX. Closing
-            it is the caller's affair.
-        every: The distance of steps that are written; one that was not ok always is.
-        prefix: Before every name.
+        writer: A `SummaryWriter` of torch.utils.tensorboard or tensorboardX; the
+            caller closes it.
+        every: Interval in steps; a step with a verdict other than ok is always sent.
+        prefix: Of every tag.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class TensorBoardSink:
     def into(
         cls, folder: str | os.PathLike[str], *, every: int = 1
     ) -> "TensorBoardSink":
-        """Return a sink that writes to a folder of its own, through PyTorch.
+        """Return a sink with its own writer of PyTorch, for a folder.
 
         Raises:
             ModuleNotFoundError: torch or tensorboard is not installed.
@@ -59,12 +59,12 @@ class TensorBoardSink:
         for name, value in figures.items():
             self._writer.add_scalar(self._prefix + name, value, record.step)
         for finding in judgement.findings:
-            # TensorBoard reads Markdown: indented, the lines stay as they are.
+            # TensorBoard renders Markdown: indented lines keep their breaks.
             text = "".join(f"    {line}\n" for line in finding.text().splitlines())
             self._writer.add_text(f"{self._prefix}findings", text, record.step)
 
     def close(self) -> None:
-        """Flush and close the writer that `into` has made."""
+        """Flush and close the writer that `into` created."""
         close = getattr(self._writer, "close", None)
         if close is not None:
             close()

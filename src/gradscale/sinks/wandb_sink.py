@@ -1,4 +1,4 @@
-"""A run's figures to W&B."""
+"""Metrics for W&B."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ from gradscale.sinks.figures import Figures
 
 
 class WandbRun(Protocol):
-    """What is used of the object that `wandb.init` returns."""
+    """The methods used of the object that `wandb.init` returns."""
 
     def log(self, data: dict[str, Any], *, commit: bool | None = None) -> Any: ...
 
@@ -17,18 +17,18 @@ class WandbRun(Protocol):
 
 
 class WandbSink:
-    """Logs figures under `gradscale/`, against a step of their own.
+    """Logs metrics under `gradscale/`, against their own step axis.
 
-    W&B refuses rows whose step is lower than one it has seen, and the facts of a step
-    arrive a little later than the step itself. So W&B's own counter is neither used
-    nor moved: figures ride on the rows that the training logs, and are drawn against
-    `gradscale/step`. Of several steps within one row the last one stays.
+    W&B rejects rows with a lower step than a previous row, and records arrive a few
+    steps late. So W&B's own step counter is neither used nor advanced: metrics are
+    added to the rows that the training logs, and plotted against `gradscale/step`. If
+    several steps fall into one row, the last one is kept.
 
     Args:
-        run: What `wandb.init` returned. Finishing it is the caller's affair.
-        every: The distance of steps that are logged; one that was not ok always is.
-        commit: End a row with every call. For runs that log nothing else, or that
-            never pass a step of their own.
+        run: Returned by `wandb.init`; the caller finishes it.
+        every: Interval in steps; a step with a verdict other than ok is always sent.
+        commit: End the row with every call. For runs that log nothing else, or never
+            pass `step`.
     """
 
     def __init__(self, run: WandbRun, *, every: int = 1, commit: bool = False) -> None:
@@ -40,7 +40,7 @@ class WandbSink:
 
     @classmethod
     def start(cls, *, every: int = 1, **settings: Any) -> "WandbSink":
-        """Start a run for these figures alone, with the arguments of `wandb.init`.
+        """Start a W&B run for these metrics only, with the arguments of `wandb.init`.
 
         Raises:
             ModuleNotFoundError: wandb is not installed.
@@ -49,8 +49,8 @@ class WandbSink:
             import wandb  # type: ignore[import-not-found,unused-ignore]  # an extra
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                "wandb is not installed. A run of W&B is made with it. Run: pip "
-                "install wandb",
+                "wandb is not installed. It is needed to start a W&B run. "
+                "Run: pip install wandb",
                 name="wandb",
             ) from error
         return cls(wandb.init(**settings), every=every, commit=True)
@@ -60,17 +60,17 @@ class WandbSink:
         figures = self._figures.see(record, judgement)
         if figures is None:
             return
-        row = {"gradscale/step": record.step, **_named(figures)}
+        row = {"gradscale/step": record.step, **_prefixed(figures)}
         if judgement.findings:
             row["gradscale/finding"] = judgement.findings[-1].text()
         self._run.log(row, commit=self._commit)
 
     def finish(self) -> None:
-        """End the run that `start` has made."""
+        """Finish the run that `start` created."""
         finish = getattr(self._run, "finish", None)
         if finish is not None:
             finish()
 
 
-def _named(figures: Mapping[str, float | int]) -> dict[str, Any]:
+def _prefixed(figures: Mapping[str, float | int]) -> dict[str, Any]:
     return {f"gradscale/{name}": value for name, value in figures.items()}
