@@ -23,7 +23,6 @@ from benchmarks.contestants import (
     enter,
 )
 from benchmarks.timing import Queue, Stopwatch, in_order, in_turns, queue_of, ratio
-from gradscale.torch import looks
 
 ELEMENTS = 256
 COUNTS = (10, 100, 1000, 4000, 10000)
@@ -99,9 +98,6 @@ def main(arguments: list[str] | None = None) -> None:
     add_only(parser, HOST)
     args = parser.parse_args(arguments)
     queue = queue_of(args.device)
-    if args.device == "cuda":
-        # Otherwise it comes in the middle of a measurement.
-        looks.build()
     counts = [n for n in COUNTS if args.device == "cuda" or n <= 1000]
     rows: list[dict[str, Any]] = []
     for count in args.count or counts:

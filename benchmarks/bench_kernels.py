@@ -18,7 +18,7 @@ from benchmarks.record import quantiles
 from benchmarks.timing import Queue
 from gradscale.torch.kernels.args import AdamHow, Handed
 from gradscale.torch.kernels.pointer_table import Table, TableCache
-from gradscale.torch.looks import addresses
+from gradscale.torch.tensor_list import addresses
 
 SETS = {
     "gpt2-124M": gpt2_shapes(),

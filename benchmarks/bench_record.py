@@ -47,7 +47,6 @@ from benchmarks.timing import (
     queue_of,
     synchronize,
 )
-from gradscale.torch import looks
 
 SETS = {"gpt2-124M": gpt2_shapes(), "tiny": gpt2_shapes(8, 1)}
 SILENT = "silent"
@@ -221,9 +220,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--set", default="gpt2-124M", choices=tuple(SETS))
     args = parser.parse_args(arguments)
     queue = queue_of(args.device)
-    if args.device == "cuda":
-        # Otherwise it comes in the middle of a measurement.
-        looks.build()
     rows: list[dict[str, Any]] = []
     for kind in ("own", "fused"):
         rows += measure(args.set, kind, args, queue)

@@ -47,7 +47,6 @@ from benchmarks.timing import (
     queue_of,
     ratio,
 )
-from gradscale.torch import looks
 
 
 @dataclass(frozen=True)
@@ -218,9 +217,6 @@ def main(arguments: list[str] | None = None) -> None:
     add_only(parser, STEP)
     args = parser.parse_args(arguments)
     queue = queue_of(args.device)
-    if args.device == "cuda":
-        # Otherwise it comes in the middle of a measurement.
-        looks.build()
     bandwidth = bytes_per_ms(args.device, queue)
     ceilings = {"bandwidth_gb_s": bandwidth / 1e6}
     rows: list[dict[str, Any]] = []

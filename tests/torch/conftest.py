@@ -1,13 +1,15 @@
 """What every test of the torch room stands on."""
 
-import shutil
+import os
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
-from gradscale.torch.looks import building
+# Before any kernel is defined: Triton reads the variable when it decorates one.
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 from gradscale.torch.monitor import reporting
 
 
@@ -24,24 +26,3 @@ def _one_thread() -> Iterator[None]:
 def _elsewhere(tmp_path, monkeypatch) -> None:
     """Write bundles of runs that are stopped into a folder of the test."""
     monkeypatch.setattr(reporting, "BUNDLES", tmp_path)
-
-
-@pytest.fixture(scope="session")
-def looks_in_cpp() -> Any:
-    """Return the looks in C++; nobody uses them yet."""
-    for tool in ("c++", "ninja"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed: nothing can be built")
-    before = building.native
-    building.build()
-    module, building.native = building.native, before
-    return module
-
-
-@pytest.fixture(params=["python", "cpp"])
-def both_looks(request, monkeypatch) -> None:
-    """Run a test with either kind of looks."""
-    module = None
-    if request.param == "cpp":
-        module = request.getfixturevalue("looks_in_cpp")
-    monkeypatch.setattr(building, "native", module)

@@ -1,13 +1,7 @@
 """Kernel tests run natively where there is a GPU, else in Triton's interpreter."""
 
-import os
-
 import pytest
 import torch
-
-# Before any kernel is defined: Triton looks when it decorates one.
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,7 +21,6 @@ def device() -> torch.device:
 @pytest.fixture
 def few_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let groups be stood in for that are too small for it."""
-    # Here: the environment above comes before any kernel.
     from gradscale.torch.kernels import torch_fused_adam as standing_in
 
     monkeypatch.setattr(standing_in, "FEW", 0)

@@ -17,7 +17,7 @@ from gradscale.torch.kernels.facts import Parts, TensorFacts, even
 from gradscale.torch.kernels.pointer_table import Table, TableCache
 from gradscale.torch.kernels.read import CHUNK, gather, read_tensors, tiling_of
 from gradscale.torch.kernels.readers import Reader
-from gradscale.torch.looks import addresses
+from gradscale.torch.tensor_list import addresses
 
 INF, NAN = math.inf, math.nan
 F16, F32, BF16 = torch.float16, torch.float32, torch.bfloat16

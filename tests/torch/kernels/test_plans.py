@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradscale.torch import looks
+from gradscale.torch import tensor_list
 from gradscale.torch.kernels.plans import Plans, is_dense
 from gradscale.torch.kernels.pointer_table import Staging
 from tests.torch.kernels.passes import (
@@ -18,9 +18,6 @@ from tests.torch.kernels.passes import (
     momentum_lists,
     values,
 )
-
-# Whoever looks, sees the same.
-pytestmark = pytest.mark.usefixtures("both_looks")
 
 CHUNK = 64
 
@@ -163,11 +160,11 @@ def planned():
 
 def test_what_was_confirmed_is_not_looked_at_again(monkeypatch):
     plans, (params, grads, momenta), steps = planned()
-    others, numels = [steps, momenta, params], looks.numbers([3, 3])
+    others, numels = [steps, momenta, params], tensor_list.numbers([3, 3])
     for known in (numels, None):
         assert plans.confirm(others, known)
         with monkeypatch.context() as patch:
-            patch.setattr(looks, "as_before", None)
+            patch.setattr(tensor_list, "as_before", None)
             assert plans.of([params, grads, momenta], steps, CHUNK).rest == []
 
 
@@ -198,7 +195,7 @@ def test_what_has_changed_is_not_confirmed(change):
 
 def test_neither_are_gradients_of_another_size_nor_is_what_was_never_planned():
     plans, (params, _, momenta), steps = planned()
-    assert not plans.confirm([params, momenta, steps], looks.numbers([3, 4]))
+    assert not plans.confirm([params, momenta, steps], tensor_list.numbers([3, 4]))
     assert not Plans().confirm([params], None)
 
 

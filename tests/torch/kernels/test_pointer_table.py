@@ -8,7 +8,7 @@ import torch
 
 from gradscale.torch.kernels import pointer_table as tables
 from gradscale.torch.kernels.pointer_table import Staging, TableCache
-from gradscale.torch.looks import addresses
+from gradscale.torch.tensor_list import addresses
 
 CHUNK = 16
 

@@ -16,7 +16,7 @@ from gradscale.torch.kernels import read as reading
 from gradscale.torch.kernels.pointer_table import TableCache
 from gradscale.torch.kernels.read import CHUNK, read_tensors
 from gradscale.torch.kernels.readers import Reader
-from gradscale.torch.looks import addresses
+from gradscale.torch.tensor_list import addresses
 from tests.torch.kernels.passes import bits, values
 from tests.torch.kernels.reads import (
     CLOSE,

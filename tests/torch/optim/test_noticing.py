@@ -17,9 +17,6 @@ from tests.torch.optim.streams import (
     train,
 )
 
-# Whoever looks, sees the same.
-pytestmark = pytest.mark.usefixtures("both_looks")
-
 kinds = pytest.mark.parametrize(("kind", "how"), KINDS.values(), ids=KINDS)
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch.grads.gathered import Gradients
 from gradscale.torch.grads.read_plain import read_on_device, read_on_host
-from gradscale.torch.looks.plain import numbers
 from gradscale.torch.names import apart, names_of
+from gradscale.torch.tensor_list import GradSnapshot, numbers
 
 
 @dataclass
@@ -79,16 +78,17 @@ def named_peaks(peeks: Iterable[Peek]) -> dict[str, float]:
     return peaks
 
 
-def values_of(params: Iterable[Tensor]) -> Gradients:
+def values_of(params: Iterable[Tensor]) -> GradSnapshot:
     """Return the elements of gradients as they lie here, for reading alone."""
     present = [(param, param.grad) for param in params]
     pairs = [(param, _values(grad)) for param, grad in present if grad is not None]
     pairs = [(param, values) for param, values in pairs if values.numel()]
-    return Gradients(
+    return GradSnapshot(
         params=[param for param, _ in pairs],
         tensors=[values for _, values in pairs],
         addresses=numbers([]),
         versions=numbers([]),
+        numels=numbers(map(Tensor.numel, [values for _, values in pairs])),
         kind=None,
         present=len(pairs),
     )

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gradscale.errors import ConfigError
-from gradscale.torch.grads.gathered import Gradients
 from gradscale.torch.grads.stats import combine_norms, read
 from gradscale.torch.grads.unscale import multiply_
 from gradscale.torch.kernels.reference import clip_to
 from gradscale.torch.ranks.consensus import Voice
+from gradscale.torch.tensor_list import GradSnapshot
 
 
 class Clip(NamedTuple):
@@ -57,7 +57,7 @@ def clip_of(norm: Tensor, max_norm: float, factor: Tensor) -> Clip:
 
 
 def clip_params_(
-    gradients: Gradients,
+    gradients: GradSnapshot,
     unscaled: set[int],
     inv_scale: Tensor,
     max_norm: float,

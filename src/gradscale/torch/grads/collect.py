@@ -10,12 +10,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gradscale.errors import GradientError
-from gradscale.torch import looks
-from gradscale.torch.grads.gathered import Gradients, Places
-from gradscale.torch.looks.plain import REAL_DTYPES
+from gradscale.torch import tensor_list
 from gradscale.torch.names import names_of
+from gradscale.torch.tensor_list import REAL_DTYPES, GradSnapshot, Numbers
 
-_GRAD, _VERSION = map(attrgetter, ("grad", "_version"))
+_GRAD, _DTYPE, _NBYTES = map(attrgetter, ("grad", "dtype", "nbytes"))
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -24,9 +23,8 @@ def gather(
     *,
     allow_fp16: bool,
     names: Iterable[Any] = (),
-    before: Places | None = None,
     copies: Mapping[int, float] | None = None,
-) -> Gradients:
+) -> GradSnapshot:
     """Collect the gradients of `params`, refusing by name what cannot be unscaled.
 
     A sparse gradient is coalesced, and one that is expanded, negated or conjugated on
@@ -38,13 +36,11 @@ def gather(
             kept, not copied.
         allow_fp16: Accept f16 gradients.
         names: What `names_of` needs to name a parameter in an error.
-        before: Where those lay that were gathered of the same parameters before:
-            gradients that lie there do not overlap either.
         copies: As in `Spread`; None where each rank has its own.
     """
     params = params if isinstance(params, list) else list(params)
     if not torch.compiler.is_compiling() and not copies:
-        ordinary = _gather_ordinary(params, allow_fp16, before)
+        ordinary = _gather_ordinary(params, allow_fp16)
         if ordinary is not None:
             return ordinary
     gradients = _gather_any(params, allow_fp16, names)
@@ -54,25 +50,59 @@ def gather(
     return gradients._replace(copies=held_by)
 
 
-def _gather_ordinary(
-    params: list[Tensor], allow_fp16: bool, before: Places | None
-) -> Gradients | None:
-    """Return the gradients if all are dense, contiguous, alike and apart; else None."""
-    kind, addresses = (None, None) if before is None else before
-    found = looks.gather(params, allow_fp16, kind, addresses)
-    if found is None:
+def _gather_ordinary(params: list[Tensor], allow_fp16: bool) -> GradSnapshot | None:
+    """Return the gradients if all are ordinary; else None.
+
+    Args:
+        params: Perhaps some without a gradient.
+        allow_fp16: Take f16 for ordinary.
+    """
+    if not set(map(type, params)) <= {Tensor, torch.nn.Parameter}:
         return None
-    params, tensors, addresses, versions, numels = found
+    tensors = list(map(_GRAD, params))
+    kinds = set(map(type, tensors))
+    if kinds != {Tensor}:
+        if kinds != {Tensor, type(None)}:
+            return None
+        params = [
+            p for p, grad in zip(params, tensors, strict=True) if grad is not None
+        ]
+        tensors = list(map(_GRAD, params))
+    if any(map(Tensor.is_neg, tensors)) or any(map(Tensor.is_inference, tensors)):
+        return None
+    dtypes = set(map(_DTYPE, tensors))
+    accepted = REAL_DTYPES if allow_fp16 else REAL_DTYPES - {torch.float16}
+    if len(dtypes) > 1 or not dtypes <= accepted:
+        return None
+    try:
+        begins = tensor_list.addresses(tensors)
+        contiguous = all(map(Tensor.is_contiguous, tensors))
+    except RuntimeError:
+        # A sparse tensor has neither.
+        return None
+    if not contiguous or not _are_apart(tensors, begins):
+        return None
+    numels = tensor_list.numbers(map(Tensor.numel, tensors))
+    versions = tensor_list.versions(tensors)
     kind = tensors[0].device, tensors[0].dtype
-    return Gradients(
-        params, tensors, addresses, versions, kind, len(tensors), numels=numels
-    )
+    return GradSnapshot(params, tensors, begins, versions, numels, kind, len(tensors))
+
+
+def _are_apart(tensors: list[Tensor], begins: Numbers) -> bool:
+    """Return whether no two overlap, all on one device. An empty one has no address."""
+    if len(set(map(Tensor.get_device, tensors))) > 1 or 0 in begins:
+        return False
+    if not any(map(Tensor._is_view, tensors)):
+        return len(set(begins)) == len(begins)
+    # Slices of one buffer, as DDP makes them.
+    spans = sorted(zip(begins, map(_NBYTES, tensors), strict=True))
+    return all(one + size <= other for (one, size), (other, _) in pairwise(spans))
 
 
 @torch.no_grad()
 def _gather_any(
     params: list[Tensor], allow_fp16: bool, names: Iterable[Any]
-) -> Gradients:
+) -> GradSnapshot:
     owners: list[Tensor] = []
     tensors: list[Tensor] = []
     addresses: list[int] = []
@@ -120,10 +150,13 @@ def _gather_any(
     if halves:
         raise _fp16_refused(halves, names)
     # torch.compile knows no arrays; while it traces there is nothing in them.
-    begins = addresses if tracing else looks.numbers(addresses)
-    marks = versions if tracing else looks.numbers(versions)
-    gradients = Gradients(owners, tensors, begins, marks, None, present, shared)
-    if not tracing and not looks.same(grads, tensors):
+    begins = addresses if tracing else tensor_list.numbers(addresses)
+    marks = versions if tracing else tensor_list.numbers(versions)
+    sizes = [] if tracing else tensor_list.numbers(map(Tensor.numel, tensors))
+    gradients = GradSnapshot(
+        owners, tensors, begins, marks, sizes, None, present, shared
+    )
+    if not tracing and not tensor_list.same(grads, tensors):
         gradients = gradients._replace(wrapped=grads)
     if views:
         _check_apart(gradients, names)
@@ -147,14 +180,14 @@ def _put_together(params: list[Any]) -> None:
             param.grad = grad.redistribute(placements=wanted)
 
 
-def _kind_of(gradients: Gradients) -> tuple[torch.device, torch.dtype] | None:
+def _kind_of(gradients: GradSnapshot) -> tuple[torch.device, torch.dtype] | None:
     """Return the kind of slices that are all alike, as of DDP's buckets; else None."""
     params, tensors = gradients.params, gradients.tensors
     kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
     alike = (
         len(kinds) == 1
         and len(tensors) == gradients.present
-        and looks.same(list(map(_GRAD, params)), tensors)
+        and tensor_list.same(list(map(_GRAD, params)), tensors)
         and all(map(Tensor.is_contiguous, tensors))
     )
     return kinds.pop() if alike else None
@@ -207,7 +240,7 @@ def _check_same_view(
         )
 
 
-def _check_apart(gradients: Gradients, names: Iterable[Any]) -> None:
+def _check_apart(gradients: GradSnapshot, names: Iterable[Any]) -> None:
     """Refuse a gradient that overlaps another; slices of one buffer are fine."""
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, place)

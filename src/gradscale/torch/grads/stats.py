@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from gradscale.torch.devices import moved
-from gradscale.torch.grads.gathered import Gradients
 from gradscale.torch.grads.read_plain import read_on_device, read_on_host
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.readers import Reader
-from gradscale.torch.looks.plain import Kind
+from gradscale.torch.tensor_list import GradSnapshot, Kind
 
 
 class Agreed(NamedTuple):
@@ -210,7 +209,7 @@ def _norm(kind: KindReading, norm_type: float) -> Tensor:
 
 
 def read(
-    gradients: Gradients,
+    gradients: GradSnapshot,
     home: torch.device,
     norm_type: float | None = None,
     reader: Reader | None = None,

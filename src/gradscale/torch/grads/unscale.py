@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradscale.torch.devices import moved
 from gradscale.torch.grads.stats import by_kind
-from gradscale.torch.looks.plain import Kind
+from gradscale.torch.tensor_list import Kind
 
 
 def inverse(scale: Tensor) -> Tensor:

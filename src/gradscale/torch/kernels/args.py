@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from gradscale.torch.looks.plain import Numbers
+from gradscale.torch.tensor_list import Numbers
 
 
 class AdamLists(NamedTuple):
@@ -96,24 +95,6 @@ class LionHow(NamedTuple):
     beta2: float
     weight_decay: float
     maximize: bool
-
-
-class Seen(NamedTuple):
-    """Gradients that a scaler has looked at just before the step.
-
-    Attributes:
-        params: Their parameters.
-        grads: float[...] each: plain tensors of one device and dtype, contiguous.
-        addresses: Where they begin.
-        numels: How many elements each has.
-        kind: Device and dtype.
-    """
-
-    params: list[Tensor]
-    grads: Sequence[Tensor]
-    addresses: Numbers
-    numels: Numbers
-    kind: tuple[torch.device, torch.dtype]
 
 
 class Handed(NamedTuple):

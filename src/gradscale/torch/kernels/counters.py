@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradscale.torch import looks
+from gradscale.torch import tensor_list
 from gradscale.torch.kernels import Kernels, fall_back, on, plain_histogram, usable
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
 from gradscale.torch.kernels.pointer_table import TableCache
@@ -51,6 +51,6 @@ class Counter:
             self._caches[kind] = TableCache(kind[0], histogram.CHUNK)
         # The order of the elements does not matter, gaps between them do.
         filled = [t if is_dense(t) else t.contiguous() for t in tensors]
-        numels = looks.numbers(map(Tensor.numel, filled))
-        table = self._caches[kind].of(numels, [looks.addresses(filled)])
+        numels = tensor_list.numbers(map(Tensor.numel, filled))
+        table = self._caches[kind].of(numels, [tensor_list.addresses(filled)])
         return histogram.count_tensors(table, kind[1])

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch import looks
+from gradscale.torch import tensor_list
 from gradscale.torch.kernels.decision import FIELDS, Decision
 from gradscale.torch.kernels.facts import TensorFacts, even
 from gradscale.torch.kernels.launch import launched
@@ -63,7 +63,7 @@ def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decisio
         BLOCK=FEW if table.tensors <= FEW else BLOCK,
     )
     facts.were_gathered(parts.each)
-    return Decision._make(looks.scalars(numbers))
+    return Decision._make(tensor_list.scalars(numbers))
 
 
 @triton.jit

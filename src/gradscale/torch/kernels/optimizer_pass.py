@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from gradscale.torch import looks
+from gradscale.torch import tensor_list
 from gradscale.torch.kernels import Kernels, fall_back, on, on_host, reference, usable
 from gradscale.torch.kernels.args import (
     AdamHow,
@@ -174,4 +174,4 @@ def _note_writes(
             id(lists.grads[i]) for i in rest
         }
         written = [tensor for tensor in written if id(tensor) not in left_out]
-    looks.note_writes(written)
+    tensor_list.note_writes(written)

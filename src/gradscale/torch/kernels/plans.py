@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradscale.torch import looks
+from gradscale.torch import tensor_list
 from gradscale.torch.kernels.pointer_table import Table, TableCache
 
 
@@ -34,9 +34,9 @@ class Plans:
         # All lists but that of the gradients, and where their tensors begin.
         self._shaped: list[Sequence[Tensor]] = []
         self._steps: list[Tensor] = []
-        self._begins: list[looks.Numbers] = []
+        self._begins: list[tensor_list.Numbers] = []
         # Of all parameters, of as many counts, and of those that are in the table.
-        self._sizes = self._ones = self._numels = looks.numbers(())
+        self._sizes = self._ones = self._numels = tensor_list.numbers(())
         self._rest: list[int] = []
         self._contiguous = False
         self._confirmed = False
@@ -46,7 +46,7 @@ class Plans:
         lists: Sequence[Sequence[Tensor]],
         steps: list[Tensor],
         chunk: int,
-        grads_at: looks.Numbers | None = None,
+        grads_at: tensor_list.Numbers | None = None,
     ) -> Plan:
         """Return the plan. No host sync.
 
@@ -60,10 +60,10 @@ class Plans:
         params, grads, *more = lists
         shaped = [params, *more]
         others = [*shaped, steps] if steps else shaped
-        same = looks.same(others, self._others())
+        same = tensor_list.same(others, self._others())
         held = same and (self._confirmed or self._hold())
         self._confirmed = False
-        begins = self._begins if held else list(map(looks.addresses, others))
+        begins = self._begins if held else list(map(tensor_list.addresses, others))
         in_order = grads_at is not None or all(map(Tensor.is_contiguous, grads))
         if not (held and self._contiguous and in_order):
             self._look(lists)
@@ -73,17 +73,19 @@ class Plans:
         if self._cache is None:
             self._cache = TableCache(params[0].device, chunk)
         if grads_at is None:
-            grads_at = looks.addresses(grads)
+            grads_at = tensor_list.addresses(grads)
         rows = [begins[0], grads_at, *begins[1:]]
         if self._rest:
             left_out = set(self._rest)
             rows = [
-                looks.numbers(a for i, a in enumerate(row) if i not in left_out)
+                tensor_list.numbers(a for i, a in enumerate(row) if i not in left_out)
                 for row in rows
             ]
         return Plan(self._cache.of(self._numels, rows), self._rest)
 
-    def confirm(self, lists: list[list[Tensor]], numels: looks.Numbers | None) -> bool:
+    def confirm(
+        self, lists: list[list[Tensor]], numels: tensor_list.Numbers | None
+    ) -> bool:
         """Return whether all lie as they did in the last step, gradients elsewhere.
 
         Then `of`, which comes next, need not look again.
@@ -107,15 +109,15 @@ class Plans:
         """
         split = len(self._shaped)
         begins, counts = self._begins[:split], self._begins[split:]
-        return looks.as_before(self._shaped, begins, self._sizes) and (
-            not self._steps or looks.as_before([self._steps], counts, self._ones)
+        return tensor_list.as_before(self._shaped, begins, self._sizes) and (
+            not self._steps or tensor_list.as_before([self._steps], counts, self._ones)
         )
 
     def _look(self, lists: Sequence[Sequence[Tensor]]) -> None:
         """Find out which tensors can be walked."""
         self._contiguous = all(all(map(Tensor.is_contiguous, one)) for one in lists)
-        self._sizes = looks.numbers(map(Tensor.numel, lists[0]))
-        self._ones = looks.numbers([1] * len(lists[0]))
+        self._sizes = tensor_list.numbers(map(Tensor.numel, lists[0]))
+        self._ones = tensor_list.numbers([1] * len(lists[0]))
         together = list(zip(*lists, strict=True))
         kinds = [(one[0].dtype, one[0].device) for one in lists]
         self._rest = [
@@ -124,7 +126,7 @@ class Plans:
             if tensors[0].numel() == 0 or not in_step(tensors, kinds)
         ]
         left_out = set(self._rest)
-        self._numels = looks.numbers(
+        self._numels = tensor_list.numbers(
             tensors[0].numel()
             for place, tensors in enumerate(together)
             if place not in left_out

@@ -2,34 +2,28 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradscale.torch import looks
+from gradscale.torch import tensor_list
 from gradscale.torch.kernels import Kernels, fall_back, on, reference, usable
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
 from gradscale.torch.kernels.pointer_table import TableCache
 from gradscale.torch.kernels.torch_fused_adam import StandIn
-from gradscale.torch.looks.plain import Numbers
-
-# From here on the looks are worth a compiler's time: 0.2 ms a step and more.
-MANY = 128
+from gradscale.torch.tensor_list import Numbers
 
 
 class Reader:
     """Reads the gradients of one optimizer, step after step.
 
     Attributes:
-        before: Where the gradients lay that were gathered last; None before the first.
         stand_in: Steps the optimizer, where it is one of torch's that it can step.
     """
 
     def __init__(self, kernels: Kernels) -> None:
-        self.before: Any = None
         self.stand_in = StandIn(kernels)
         self._kernels = kernels
         self._caches: dict[tuple[torch.device, torch.dtype, int], TableCache] = {}
@@ -58,8 +52,6 @@ class Reader:
         known = norm_type in (None, 2.0, math.inf) and kind[1] in KERNEL_DTYPES
         if not known or not usable(self._kernels, kind[0]):
             return None
-        if len(tensors) >= MANY and kind[0].type == "cuda":
-            looks.build_soon()
         try:
             with on(kind[0]):
                 return self._read(tensors, kind, begins, numels, place)
@@ -107,8 +99,8 @@ class Reader:
             if not all(map(Tensor.is_contiguous, tensors)):
                 # The order of the elements does not matter, gaps between them do.
                 tensors = [t if is_dense(t) else t.contiguous() for t in tensors]
-            begins = looks.addresses(tensors)
+            begins = tensor_list.addresses(tensors)
         if numels is None:
-            numels = looks.numbers(map(Tensor.numel, tensors))
+            numels = tensor_list.numbers(map(Tensor.numel, tensors))
         table = self._caches[key].of(numels, [begins])
         return read_tensors(table, kind[1], self._kernels)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch import looks
+from gradscale.torch import tensor_list
 from gradscale.torch.kernels import Kernels, fall_back, on, usable
 from gradscale.torch.kernels.args import AdamHow
 from gradscale.torch.kernels.plans import in_step
@@ -109,7 +109,7 @@ class StandIn:
             fall_back(error, self._kernels)
             return None
         # Autograd has not seen the writes.
-        looks.note_writes(params if grad_scale is None else params + grads)
+        tensor_list.note_writes(params if grad_scale is None else params + grads)
         return table
 
     def take_back_(self, table: Table, found_inf: Tensor) -> bool:
@@ -146,8 +146,8 @@ class _Group:
     def __init__(self, device: torch.device, chunk: int) -> None:
         self._device = device
         self._cache = TableCache(device, chunk)
-        self._rows: list[looks.Numbers] = []
-        self._numels = looks.numbers(())
+        self._rows: list[tensor_list.Numbers] = []
+        self._numels = tensor_list.numbers(())
         self._rates: tuple[float, float] | None = None
         self._betas = torch.empty(0)
 
@@ -159,7 +159,7 @@ class _Group:
         Args:
             lists: Of f32 tensors; parameters first, gradients second, counts last.
         """
-        seen = looks.survey(lists)
+        seen = tensor_list.survey(lists)
         if seen is None:
             return None
         rows, numels, contiguous = seen

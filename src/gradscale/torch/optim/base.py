@@ -13,12 +13,13 @@ from torch.optim.optimizer import (
 
 from gradscale.torch.devices import moved
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.args import Handed, Seen
+from gradscale.torch.kernels.args import Handed
 from gradscale.torch.messages import check_choice
 from gradscale.torch.optim.batch import Batch
 from gradscale.torch.optim.batches import Batches
 from gradscale.torch.optim.settings import check_differentiable
 from gradscale.torch.optim.state import Loaded, adopt_loaded
+from gradscale.torch.tensor_list import GradSnapshot
 
 
 class OnePass(torch.optim.Optimizer):
@@ -102,7 +103,7 @@ class OnePass(torch.optim.Optimizer):
 
         return step
 
-    def _seen(self) -> Seen | None:
+    def _seen(self) -> GradSnapshot | None:
         """Return the gradients that a scaler has lent, if nobody came in between."""
         hooks = self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks
         return None if hooks else self.__dict__.get("seen")

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from gradscale.torch import looks
-from gradscale.torch.kernels.args import Seen
+from gradscale.torch import tensor_list
 from gradscale.torch.kernels.optimizer_pass import Plans
 from gradscale.torch.optim.state import MASTER
+from gradscale.torch.tensor_list import GradSnapshot
 
 _DTYPE, _LAYOUT = attrgetter("dtype"), attrgetter("layout")
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
@@ -77,7 +77,7 @@ class Batch:
         ).dtype
         self.device = owners[0].device
         self.plans = plans
-        self.numels = looks.numbers(map(Tensor.numel, self.params))
+        self.numels = tensor_list.numbers(map(Tensor.numel, self.params))
         self._chosen = chosen
         self._grad_dtypes = {grad.dtype}
         self._grad_places = {grad.get_device()}
@@ -88,8 +88,9 @@ class Batch:
             None if memory is None else memory.cdata for memory in self._memories
         ]
 
-    def is_for(self, seen: Seen) -> bool:
+    def is_for(self, seen: GradSnapshot) -> bool:
         """Return whether these are gradients of all of its parameters."""
+        assert seen.kind is not None
         device, dtype = seen.kind
         return (
             self._chosen is None
@@ -121,9 +122,9 @@ class Batch:
         """
         if MASTER not in self.columns:
             return
-        versions = looks.versions(self.owners)
-        addresses = looks.addresses(self.params)
-        storages = looks.storages(self.params)
+        versions = tensor_list.versions(self.owners)
+        addresses = tensor_list.addresses(self.params)
+        storages = tensor_list.storages(self.params)
         now = versions, addresses, storages
         before = self._versions, self._addresses, self._storages
         if now == before:
@@ -146,7 +147,7 @@ class Batch:
             # Autograd has seen a write to the local tensor, not to the whole.
             torch.autograd.graph.increment_version(self.owners)
         if MASTER in self.columns:
-            self._versions = looks.versions(self.owners)
+            self._versions = tensor_list.versions(self.owners)
 
     def marks(self) -> dict[int, Mark]:
         """Return how each parameter was left by the last own write."""

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscale.errors import GradientError, StateError
-from gradscale.torch import looks
-from gradscale.torch.kernels.args import Seen
+from gradscale.torch import tensor_list
 from gradscale.torch.kernels.optimizer_pass import Plans
 from gradscale.torch.names import names_of
 from gradscale.torch.optim.batch import (
@@ -29,11 +28,12 @@ from gradscale.torch.optim.state import (
     needs_master,
     share_steps,
 )
+from gradscale.torch.tensor_list import GradSnapshot
 
 _GRAD = attrgetter("grad")
 
 # Group, batch, gradients, and where these begin if a scaler has just looked.
-Walk = list[tuple[dict[str, Any], Batch, Sequence[Tensor], looks.Numbers | None]]
+Walk = list[tuple[dict[str, Any], Batch, Sequence[Tensor], tensor_list.Numbers | None]]
 
 
 class _Held(NamedTuple):
@@ -68,7 +68,7 @@ class Batches:
         self._marks: dict[int, Mark] = {}
         self._plans: dict[Any, Plans] = {}
 
-    def walk(self, optimizer: Any, seen: Seen | None = None) -> Walk:
+    def walk(self, optimizer: Any, seen: GradSnapshot | None = None) -> Walk:
         """Return all that is to be stepped. No sync.
 
         Nothing but missing state is written, so that a refusal leaves all as it was.
@@ -88,7 +88,7 @@ class Batches:
             if known and part is not None:
                 batch = self._ready_for(place, params, entries, part)
                 if batch is not None:
-                    walk.append((group, batch, part.grads, part.addresses))
+                    walk.append((group, batch, part.tensors, part.addresses))
                     continue
             grads = list(map(_GRAD, params))
             ready = self._ready(place, group, grads, entries) if known else None
@@ -106,16 +106,20 @@ class Batches:
     def _knows(self, state: Any) -> bool:
         if self._known is None:
             return False
-        return looks.same_state(state, *self._known)
+        return tensor_list.same_state(state, *self._known)
 
     def _ready_for(
-        self, place: int, params: list[Tensor], entries: tuple[str, ...], part: Seen
+        self,
+        place: int,
+        params: list[Tensor],
+        entries: tuple[str, ...],
+        part: GradSnapshot,
     ) -> Batch | None:
         """Return the one batch of a group, if it is for these very gradients."""
         held = self._held.get(place)
         if held is None or not held.lasting or held.entries != entries:
             return None
-        alone = looks.same(held.params, params) and len(held.batches) == 1
+        alone = tensor_list.same(held.params, params) and len(held.batches) == 1
         return held.batches[0] if alone and held.batches[0].is_for(part) else None
 
     def _ready(
@@ -131,7 +135,7 @@ class Batches:
             held is not None
             and held.lasting
             and held.entries == entries
-            and looks.same(held.params, params)
+            and tensor_list.same(held.params, params)
             and held.kinds == list(map(type, grads))
         )
         if held is None or not fit:
@@ -216,18 +220,25 @@ def _complete(optimizer: Any, params: list[Tensor], entries: tuple[str, ...]) ->
     share_steps(uncounted)
 
 
-def _part_of(seen: Seen, begin: int, params: list[Tensor]) -> Seen | None:
+def _part_of(
+    seen: GradSnapshot, begin: int, params: list[Tensor]
+) -> GradSnapshot | None:
     """Return what was seen of a group; None if a parameter of it was not."""
     end = begin + len(params)
     # The usual optimizer has one group: nothing is cut out.
     part = seen if len(seen.params) == len(params) else _cut(seen, begin, end)
-    return part if looks.same(part.params, params) else None
+    return part if tensor_list.same(part.params, params) else None
 
 
-def _cut(seen: Seen, begin: int, end: int) -> Seen:
-    params, grads = seen.params[begin:end], seen.grads[begin:end]
-    addresses, numels = seen.addresses[begin:end], seen.numels[begin:end]
-    return Seen(params, grads, addresses, numels, seen.kind)
+def _cut(seen: GradSnapshot, begin: int, end: int) -> GradSnapshot:
+    return seen._replace(
+        params=seen.params[begin:end],
+        tensors=seen.tensors[begin:end],
+        addresses=seen.addresses[begin:end],
+        versions=seen.versions[begin:end],
+        numels=seen.numels[begin:end],
+        present=end - begin,
+    )
 
 
 def _shot_of(state: Any) -> tuple[list[Any], list[Any]] | None:
@@ -272,10 +283,10 @@ def _check_sizes(
     """
     numels = batch.numels if seen else None
     as_planned = batch.plans.confirm([batch.params, *batch.columns.values()], numels)
-    if as_planned and (seen or looks.as_large([batch.params, grads])):
+    if as_planned and (seen or tensor_list.as_large([batch.params, grads])):
         return
     columns = {name: c for name, c in batch.columns.items() if name != STEP}
-    if looks.as_large([batch.params, grads, *columns.values()]):
+    if tensor_list.as_large([batch.params, grads, *columns.values()]):
         return
     for name, column in {"grad": grads, **columns}.items():
         for owner, param, one in zip(batch.owners, batch.params, column, strict=True):

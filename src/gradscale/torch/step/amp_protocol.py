@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels.args import Seen
+from gradscale.torch.tensor_list import GradSnapshot
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def handed_over(
     optimizer: Any,
     grad_scale: Tensor | None,
     found_inf: Tensor,
-    seen: Seen | None = None,
+    seen: GradSnapshot | None = None,
 ) -> Iterator[None]:
     """Lend the optimizer its attributes for one step.
 

@@ -10,18 +10,17 @@ import torch
 from torch import Tensor
 
 from gradscale.errors import GradientError
-from gradscale.torch import looks
+from gradscale.torch import tensor_list
 from gradscale.torch.device_state.flag import Flag
 from gradscale.torch.devices import moved
 from gradscale.torch.grads.clip import Clip
 from gradscale.torch.grads.collect import gather
-from gradscale.torch.grads.gathered import Gradients
 from gradscale.torch.grads.stats import Reading, largest, read
-from gradscale.torch.kernels.args import Seen
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.names import names_of
 from gradscale.torch.ranks.consensus import Voice
+from gradscale.torch.tensor_list import GradSnapshot
 
 _GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
 
@@ -69,11 +68,11 @@ class OpenStep:
     reader: Reader | None = None
     voice: Voice | None = None
     furnished: bool = False
-    gradients: Gradients | None = None
+    gradients: GradSnapshot | None = None
     accepts_fp16: bool = False
     reading: Reading | None = None
     just_read: bool = False
-    versions: looks.Numbers | None = None
+    versions: tensor_list.Numbers | None = None
     wrappers: list[int] | None = None
     leftover: tuple[Tensor, Tensor] | None = None
     decision: Decision | None = None
@@ -98,13 +97,11 @@ class OpenStep:
 
     def read(
         self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
-    ) -> Gradients:
+    ) -> GradSnapshot:
         """Bring the reading up to date; one that still holds is kept."""
         gradients, held = self.gradients, self.reading
         if gradients is None or held is None or not self._untouched(allow_fp16):
             gradients = self._gather(allow_fp16)
-            if self.reader is not None:
-                self.reader.before = gradients.places()
             self.gradients, self.accepts_fp16 = gradients, allow_fp16
             self.wrappers = _versions_of(gradients.wrapped)
         elif norm_type is None:
@@ -126,14 +123,13 @@ class OpenStep:
             self.reading = self.voice.agree(mine, order)
         return gradients
 
-    def _gather(self, allow_fp16: bool) -> Gradients:
-        voice, reader, params = self.voice, self.reader, self.params()
+    def _gather(self, allow_fp16: bool) -> GradSnapshot:
+        voice, params = self.voice, self.params()
         try:
             found = gather(
                 params,
                 allow_fp16=allow_fp16,
                 names=self.names,
-                before=None if reader is None else reader.before,
                 copies=None if voice is None else voice.copies,
             )
         except GradientError:
@@ -146,7 +142,7 @@ class OpenStep:
         # The list of a group may be changed before a failed step is told of. A copy of
         # thousands that other threads have just looked at takes 0.1 ms.
         before = self.params_before
-        kept = before if before and looks.same(before, params) else list(params)
+        kept = before if before and tensor_list.same(before, params) else list(params)
         return found._replace(params=kept)
 
     def unscaled_norm(self, norm_type: float) -> Tensor | None:
@@ -184,20 +180,20 @@ class OpenStep:
             return False
         return self._are_gathered(self.gradients.versions)
 
-    def _are_gathered(self, versions: looks.Numbers | None) -> bool:
+    def _are_gathered(self, versions: tensor_list.Numbers | None) -> bool:
         """Return whether the gradients are those gathered, and of these versions."""
         last = self.gradients
         if last is None or versions is None or torch.compiler.is_compiling():
             return False
         params = self.params()
         if last.wrapped is None:
-            return looks.untouched(params, last.tensors, last.addresses, versions)
+            return tensor_list.untouched(params, last.tensors, last.addresses, versions)
         # A write to a DTensor is told by itself, not by its local part.
         present = [grad for grad in map(_GRAD, params) if grad is not None]
         return (
-            looks.same(present, last.wrapped)
-            and looks.addresses(last.tensors) == last.addresses
-            and looks.versions(last.tensors) == versions
+            tensor_list.same(present, last.wrapped)
+            and tensor_list.addresses(last.tensors) == last.addresses
+            and tensor_list.versions(last.tensors) == versions
             and _versions_of(last.wrapped) == self.wrappers
         )
 
@@ -251,15 +247,12 @@ class OpenStep:
         devices = () if self.reading is None else self.reading.devices
         return {device: moved(found, device) for device in devices or (found.device,)}
 
-    def seen(self) -> Seen | None:
+    def seen(self) -> GradSnapshot | None:
         """Return the gradients for an optimizer that need not look again."""
         found = self.gradients
         if found is None or found.kind is None:
             return None
-        numels = found.numels
-        if numels is None:
-            numels = looks.numbers(map(Tensor.numel, found.tensors))
-        return Seen(found.params, found.tensors, found.addresses, numels, found.kind)
+        return found
 
     def close(
         self, leftover: tuple[Tensor, Tensor] | None = None, *, written: bool = True
@@ -274,7 +267,7 @@ class OpenStep:
         if self.gradients is not None and not torch.compiler.is_compiling():
             self.versions = self.gradients.versions
             if written:
-                self.versions = looks.versions(self.gradients.tensors)
+                self.versions = tensor_list.versions(self.gradients.tensors)
                 self.wrappers = _versions_of(self.gradients.wrapped)
 
     def culprits(self) -> list[str]:

@@ -12,12 +12,12 @@ from gradscale.errors import ConfigError
 from gradscale.runfile.thinning import due
 from gradscale.torch.device_state.host_copy import LAG
 from gradscale.torch.device_state.late import Late
-from gradscale.torch.grads.gathered import Gradients
 from gradscale.torch.grads.read_plain import peaks_on_host
 from gradscale.torch.grads.stats import Reading, by_kind
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.counters import Counter
 from gradscale.torch.names import apart, names_of
+from gradscale.torch.tensor_list import GradSnapshot
 from gradscale.torch.underflow.activations import HALF, ActivationGradients
 from gradscale.torch.underflow.sample import Taken, UnderflowSample
 
@@ -103,7 +103,7 @@ class Meter:
 
         Args:
             model: Its modules are known by their names in it.
-            dtypes: Gradients of other dtypes are passed over.
+            dtypes: GradSnapshot of other dtypes are passed over.
         """
         watched = ActivationGradients(model, Counter(self._kernels), dtypes)
         self._watched.append(watched)
@@ -119,7 +119,7 @@ class Meter:
     @torch.no_grad()
     def sample(
         self,
-        gradients: Gradients,
+        gradients: GradSnapshot,
         scale: Tensor,
         names: Iterable[Any] = (),
         reading: Reading | None = None,
