@@ -289,35 +289,53 @@ def jax_defects_table() -> str:
     """Return which behaviours each scaler of JAX has."""
     record = json.loads((RESULTS / "jax_defects.json").read_text())
     kinds = ("jmp", "flax", "MPX", "gradscale")
-    lines = [f"| | {' | '.join(kinds)} |", "|---|---|---|---|---|"]
+    lines = [f"| behaviour | {' | '.join(kinds)} |", "|---|---|---|---|---|"]
     for row in record["rows"]:
         cells = " | ".join(_mark(row[kind], 1) for kind in kinds)
         lines.append(f"| {row['behaviour']} | {cells} |")
     return "\n".join(lines)
 
 
-# The defects that cost runs, for a page that must stay short.
-WORST = (
-    "weights survive a scale that collapses",
-    "an unscale that overflows is a skip",
-    "fused momentum survives a skipped first step",
-    "update between two steps keeps the scale of the backward",
-    "accumulation after unscale is reported",
-    "a skip can be told from a step",
-    "a positional closure never runs on scaled gradients",
-    "a bad state changes nothing",
-)
+# The defects that cost runs, for a page that must stay short: scenario to label.
+WORST = {
+    "weights survive a scale that collapses": "weights survive a scale that falls to 0",
+    "an unscale that overflows is a skip": (
+        "a step is skipped if unscaling itself overflows"
+    ),
+    "fused momentum survives a skipped first step": (
+        "fused SGD has valid momentum after a skipped first step"
+    ),
+    "update between two steps keeps the scale of the backward": (
+        "gradients are unscaled with the scale of their own backward pass"
+    ),
+    "accumulation after unscale is reported": (
+        "a backward pass after `unscale_` is reported"
+    ),
+    "a skip can be told from a step": (
+        "the outcome of a step is known, with every optimizer"
+    ),
+    "a positional closure never runs on scaled gradients": (
+        "a closure never runs on scaled gradients"
+    ),
+    "a bad state changes nothing": (
+        "an invalid checkpoint is refused and changes nothing"
+    ),
+}
 
 
-def defects_table(wanted: tuple[str, ...] = ()) -> str:
-    """Return which behaviours each scaler has; all of them by default."""
+def defects_table(wanted: dict[str, str] | None = None) -> str:
+    """Return which behaviours each scaler has; all of them by default.
+
+    Args:
+        wanted: Labels of the scenarios to show, by name.
+    """
     record = json.loads((RESULTS / "defects.json").read_text())
     kinds = ("torch.amp.GradScaler", "gradscale")
-    lines = ["| | `torch.amp.GradScaler` | gradscale |", "|---|---|---|"]
+    lines = ["| behaviour | `torch.amp.GradScaler` | gradscale |", "|---|---|---|"]
     rows = {row["behaviour"]: row for row in record["rows"]}
-    for row in [rows[name] for name in wanted or rows]:
-        cells = [_mark(row[kind], row["variants"]) for kind in kinds]
-        lines.append(f"| {row['behaviour']} | {cells[0]} | {cells[1]} |")
+    for name, label in (wanted or {name: name for name in rows}).items():
+        cells = [_mark(rows[name][kind], rows[name]["variants"]) for kind in kinds]
+        lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines)
 
 

@@ -34,7 +34,7 @@ def test_a_marked_table_is_made_anew():
     page = f"before\n{begin}\nleft over\n{measured.END}\nafter\n"
     text = measured.filled(page)
     assert "left over" not in text
-    assert "| weights survive a scale that collapses | no | yes |" in text
+    assert "| weights survive a scale that falls to 0 | no | yes |" in text
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
 
