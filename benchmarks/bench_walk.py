@@ -16,8 +16,8 @@ only at some updates, so steps 6 to 13 are traced and the one with the most call
 reported.
 
 Without a GPU the kernels run in Triton's interpreter: the script starts itself again
-with TRITON_INTERPRET=1. The number of calls is a measure of how much a reader of the
-code has to follow, not of time: bench_host measures that.
+with TRITON_INTERPRET=1. The counts measure how much code a reader has to follow;
+bench_host measures time.
 """
 
 import argparse
@@ -150,11 +150,11 @@ class Walk:
 def trace(case: Case, device: str = "cpu") -> Walk:
     """Take the steps of a case; return the walk of the one with the most calls.
 
-    Kernels on a CPU need TRITON_INTERPRET=1 before they are imported; `rows` sees to
-    that.
+    Kernels on a CPU need TRITON_INTERPRET=1 before they are imported, as `rows` and
+    `main` set it.
 
     Args:
-        case: What steps.
+        case: Optimizer and scaler.
         device: "cpu" or "cuda".
     """
     torch.manual_seed(0)
@@ -303,7 +303,9 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--commit", default="", help="if this is not a git checkout")
+    parser.add_argument(
+        "--commit", default="", help="commit to record outside a git checkout"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
     parser.add_argument(
         "--list", choices=tuple(CASES), help="print the ordered calls of one case only"
