@@ -102,14 +102,14 @@ def host_times(gradients: Any, scale: Any, rounds: int) -> dict[str, list[float]
     for _ in range(rounds):
         meter = Meter(every=10 * STEPS)
         meter.start(10 * STEPS)
-        meter.turn()
+        meter.end_step()
         begin = time.perf_counter()
         for _ in range(STEPS):
-            meter.turn()
+            meter.end_step()
         times["not sampled"].append(1e3 * (time.perf_counter() - begin) / STEPS)
         meter.start(0)
         meter.sample(gradients, scale)
-        meter.turn()
+        meter.end_step()
         if scale.is_cuda:
             torch.cuda.synchronize()
         begin = time.perf_counter()

@@ -63,7 +63,7 @@ WITH_EXAMPLES = [
     "gradscale.torch.scaler",
     "gradscale.torch.sharded",
     "gradscale.torch.attach.watch",
-    "gradscale.torch.monitor.weights",
+    "gradscale.torch.monitor.evidence",
 ]
 
 

@@ -12,6 +12,9 @@ Each also derives from the built-ins that the replaced scaler raises for the sam
 mistake, so that an `except` clause written for it goes on working.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class GradscaleError(Exception):
     """Base of all errors raised by gradscale.
@@ -79,3 +82,13 @@ class GradscaleWarning(UserWarning):
     def __init__(self, message: str, *, code: str = "") -> None:
         super().__init__(f"{message} [{code}]" if code else message)
         self.code = code
+
+
+def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise for an option that is not one of the choices."""
+    if value not in choices:
+        raise ConfigError(
+            f"{name}={value!r} is not one of {', '.join(map(repr, choices))}. "
+            "It has no meaning. Pass one of these, or leave it out.",
+            code="GS101",
+        )

@@ -1,4 +1,4 @@
-"""Accelerate's loop in FP16: it makes the scaler, and the user never sees it."""
+"""Accelerate's loop in FP16, with the scaler that Accelerate creates."""
 
 import torch
 from accelerate import Accelerator
@@ -10,7 +10,7 @@ if torch.cuda.is_available():
     scaling = GradScalerKwargs(init_scale=2.0**40)
     accelerator = Accelerator(mixed_precision="fp16", kwargs_handlers=[scaling])
 else:
-    # Accelerate refuses FP16 on a CPU; given a scaler, it takes the same way.
+    # Accelerate refuses FP16 on a CPU; with a scaler it runs the same code.
     accelerator = Accelerator(cpu=True)
     accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
 set_seed(0)

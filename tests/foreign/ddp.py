@@ -1,4 +1,4 @@
-"""DistributedDataParallel, to be started by torchrun."""
+"""DistributedDataParallel; started by torchrun."""
 
 import os
 import time
@@ -28,7 +28,7 @@ for step, batch in enumerate(batches[:, rank].to(device)):
     scaler.update()
     if rank == 0:
         print(loss.item().hex(), scaler.get_scale(), flush=True)
-# PyTorch aborts where a thread of gloo drops its last work while Python ends
-# (pytorch/pytorch#179291): it gets the time to do so before.
+# PyTorch aborts if a gloo thread releases its last work while Python exits
+# (pytorch/pytorch#179291): wait until it has.
 time.sleep(0.5)
 torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Every name of a scaler in torch, its signature, and what can be done to it."""
+"""Uses a scaler under every import name of torch: signature, copy, pickle, compile."""
 
 import copy
 import inspect
@@ -16,22 +16,22 @@ warnings.simplefilter("ignore")
 
 
 class Derived(torch.amp.GradScaler):
-    """A class that a library derives, with a method of its own."""
+    """A subclass with a method of its own."""
 
     def step(self, optimizer, *args, **kwargs):
-        """Say so, and step."""
+        """Print a line, and step."""
         print("derived step")
         return super().step(optimizer, *args, **kwargs)
 
 
 class DerivedByName(GradScaler):
-    """A class that names its base in the calls."""
+    """A subclass that calls its base class by name."""
 
     def __init__(self, scale):
         GradScaler.__init__(self, "cpu", init_scale=scale)
 
     def update(self, new_scale=None):
-        """Say so, and update."""
+        """Print a line, and update."""
         print("derived update")
         super(DerivedByName, self).update(new_scale)  # noqa: UP008
 
@@ -49,7 +49,7 @@ def train(scaler):
 
 
 def show(name, scaler):
-    """Print what a script could ask of a scaler, and what a training gives."""
+    """Print the properties of a scaler, and the result of a training."""
     kinds = (torch.amp.GradScaler, torch.cpu.amp.GradScaler, ShardedGradScaler)
     print(name, repr(type(scaler)), [isinstance(scaler, kind) for kind in kinds])
     state = scaler.state_dict()

@@ -1,5 +1,4 @@
-"""Hugging Face's Trainer with fp16=torch.cuda.is_available(),
-use_cpu=not torch.cuda.is_available(), on a model of its own making."""
+"""Hugging Face's Trainer on a small GPT-2, in FP16 where there is a GPU."""
 
 import tempfile
 
@@ -19,7 +18,7 @@ class Losses(Trainer):
     def create_accelerator_and_postprocess(self):
         super().create_accelerator_and_postprocess()
         if not torch.cuda.is_available():
-            # Accelerate refuses FP16 on a CPU; given a scaler, it takes the same way.
+            # Accelerate refuses FP16 on a CPU; with a scaler it runs the same code.
             self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
 
 
@@ -48,7 +47,7 @@ with tempfile.TemporaryDirectory() as folder:
         seed=0,
     )
     trainer = Losses(model=GPT2LMHeadModel(config), args=arguments, train_dataset=data)
-    # It prints how long the training took, which is never twice the same.
+    # It prints the training time, which differs from run to run.
     trainer.remove_callback(PrinterCallback)
     trainer.train()
 print(trainer.accelerator.scaler.get_scale())

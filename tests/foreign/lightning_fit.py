@@ -1,4 +1,4 @@
-"""Lightning's Trainer in 16-mixed, the scaler made by its own plugin."""
+"""Lightning's Trainer in 16-mixed, with the scaler of its precision plugin."""
 
 import logging
 import warnings
@@ -43,6 +43,6 @@ trainer = pl.Trainer(
     enable_progress_bar=False,
     enable_model_summary=False,
 )
-# Two workers: processes that are forked or spawned and must not record.
+# Two workers: processes that must not record.
 trainer.fit(Regression(), DataLoader(data, batch_size=8, num_workers=2))
 print(trainer.precision_plugin.scaler.get_scale())

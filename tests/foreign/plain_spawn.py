@@ -5,7 +5,7 @@ import torch.multiprocessing
 
 
 def work(rank, world):
-    """Train a little, as a rank that knows of no other."""
+    """Train a few steps without a process group."""
     weight = torch.nn.Parameter(torch.ones(3) + rank)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scaler = torch.cpu.amp.GradScaler(2.0**10)

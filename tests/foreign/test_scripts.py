@@ -1,7 +1,6 @@
-"""Scripts that know nothing of gradscale, alone and under `gradscale run`.
+"""Scripts without gradscale, run by themselves and under `gradscale run`.
 
-Real libraries, real processes. On a GPU the same scripts train in FP16 there; on a
-machine with one, all of them are run by
+Real libraries, real processes. On a machine with a GPU the same scripts train in FP16:
 `python -m pytest tests/foreign -p no:randomly -rs`.
 """
 
@@ -17,12 +16,12 @@ import torch
 from gradscale.runfile import open_run
 
 HERE = Path(__file__).parent
-# Batches of a rank differ with the number of threads that sum them up.
+# Sums differ with the number of threads.
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    # cuBLAS gives the same bits twice only so.
+    # Makes cuBLAS deterministic.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 CUDA = torch.cuda.is_available()
@@ -56,7 +55,7 @@ def needs(library):
 
 
 def ended(folder, *command):
-    """Run a command of Python to its end, in this folder."""
+    """Run a Python command to its end in a folder."""
     return subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=folder,
@@ -68,7 +67,7 @@ def ended(folder, *command):
 
 
 def recorded(folder, *command):
-    """Run a command under `gradscale run`; return its end, and the folder of files."""
+    """Run a command under `gradscale run`; return the process and the files' folder."""
     files = folder / "records"
     files.mkdir()
     prefix = ("-m", "gradscale", "run", "-o", files / "run.gs")
@@ -76,7 +75,7 @@ def recorded(folder, *command):
 
 
 def unchanged(alone, run):
-    """Return whether all that the script said and ended with is the same."""
+    """Return whether stdout and exit code are the same; stderr has one more line."""
     *errors, line = run.stderr.splitlines()
     assert line.startswith("gradscale: ")
     assert not [error for error in errors if error.startswith("gradscale")]
@@ -135,11 +134,11 @@ def test_a_foreign_script_is_recorded_and_its_losses_are_the_same_bit_by_bit(
         f"gradscale: {steps} steps{skips} recorded in records/run.gs. "
         "Next: gradscale report records/run.gs"
     )
-    # Workers and other ranks wrote nothing.
+    # Workers and other ranks write nothing.
     assert [path.name for path in files.iterdir()] == ["run.gs"]
 
 
-def test_culprits_have_the_names_of_a_model_that_nobody_gave_us(tmp_path):
+def test_culprits_have_the_names_of_a_model_that_was_not_passed(tmp_path):
     _, files = recorded(tmp_path, HERE / "plain_loop.py")
     with open_run(files / "run.gs") as record:
         parameters = record.meta["parameters"]
@@ -148,7 +147,7 @@ def test_culprits_have_the_names_of_a_model_that_nobody_gave_us(tmp_path):
     assert first.where in parameters
 
 
-def test_every_name_of_a_scaler_is_recorded_and_stays_what_it_is(tmp_path):
+def test_a_scaler_is_recorded_under_every_import_name_and_keeps_its_class(tmp_path):
     alone = ended(tmp_path, HERE / "every_name.py")
     run, files = recorded(tmp_path, HERE / "every_name.py")
     assert alone.returncode == 0
@@ -164,7 +163,7 @@ def test_every_name_of_a_scaler_is_recorded_and_stays_what_it_is(tmp_path):
     assert sorted(first_scales) == expected
 
 
-def test_spawned_processes_are_reached(tmp_path):
+def test_spawned_processes_are_recorded(tmp_path):
     run, files = recorded(tmp_path, HERE / "plain_spawn.py")
     assert (run.returncode, run.stdout) == (0, "done\n")
     assert sorted(path.name for path in files.iterdir()) == ["run.2.gs", "run.gs"]
@@ -175,7 +174,7 @@ def test_spawned_processes_are_reached(tmp_path):
 
 
 @pytest.mark.skipif(CUDA, reason="with CUDA the scaler is not disabled")
-def test_a_disabled_scaler_is_told_from_none(tmp_path):
+def test_a_disabled_scaler_is_distinguished_from_none(tmp_path):
     (tmp_path / "train.py").write_text(
         "import torch, warnings\nwarnings.simplefilter('ignore')\n"
         "torch.amp.GradScaler('cuda').update()\n"

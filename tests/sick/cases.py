@@ -1,33 +1,33 @@
-"""What is wrong with each sick script, and what has to be found out about it."""
+"""The cause of each sick script, and the finding that `doctor` must report."""
 
 from typing import NamedTuple
 
 
 class Case(NamedTuple):
-    """A cause, and the finding that has to come first.
+    """A cause, and the finding that must come first.
 
     Attributes:
-        cause: What is wrong, in a sentence.
-        code: The finding.
-        verdict: On the whole run.
-        where: The module, or a parameter of it; None if the cause has no place.
-        says: What the finding has to say beside that; empty for nothing.
-        sittings: How often the script is run, the last time with an eye on it.
+        cause: The defect, in a sentence.
+        code: Of the finding.
+        verdict: Of the whole run.
+        where: The module, or a parameter of it; None if the cause is in no module.
+        contains: Text that the evidence or the advice must contain.
+        runs: How often the script is run; the last run is judged.
     """
 
     cause: str
     code: str
     verdict: str
     where: str | None = None
-    says: str = ""
-    sittings: int = 1
+    contains: str = ""
+    runs: int = 1
 
 
-# A folder each. Causes that people had are named with the thread that tells of them.
+# One folder each. Causes from public issues link to them.
 CASES = {
     # https://github.com/NVIDIA/apex/issues/379
     "log_of_softmax": Case(
-        "A softmax rounds to 0 what the logarithm makes infinite.",
+        "A softmax rounds to 0, and its logarithm is infinite.",
         "GS203",
         "collapse",
         where="head",
@@ -36,38 +36,38 @@ CASES = {
         "From the middle of the table on, a column is NaN.",
         "GS203",
         "collapse",
-        says="input: 16 of 128 NaN",
+        contains="input: 16 of 128 NaN",
     ),
     # https://github.com/k2-fsa/icefall/issues/1661
     "high_learning_rate": Case(
         "The learning rate is a hundred times too high, and the loss diverges.",
         "GS203",
         "collapse",
-        says="learning rate",
+        contains="learning rate",
     ),
     "normalised_padding": Case(
-        "The vector of the padding is 0, and is divided by its length in place.",
+        "The padding vector is 0, and is divided by its length in place.",
         "GS207",
         "collapse",
         where="embedding",
     ),
     "root_at_zero": Case(
-        "Two items are the same, and the root of their distance has no slope.",
+        "Two items are equal, and the square root has no finite slope at 0.",
         "GS208",
         "collapse",
         where="distance",
-        says="sqrt",
+        contains="sqrt",
     ),
     # https://github.com/huggingface/transformers/issues/5651
     "unscaled_attention": Case(
-        "Attention scores that nobody divides by a root leave float16.",
+        "Attention scores without the division by a root overflow float16.",
         "GS203",
         "collapse",
         where="attention",
     ),
     # https://github.com/keras-team/keras/pull/17571
     "empty_sentences": Case(
-        "A row of attention scores is masked everywhere.",
+        "A row of attention scores is fully masked.",
         "GS203",
         "collapse",
         where="pool",
@@ -81,7 +81,7 @@ CASES = {
     ),
     # https://github.com/hiyouga/LlamaFactory/issues/315
     "fixed_scale": Case(
-        "The scale is put back to 2^24 after every step.",
+        "The scale is reset to 2^24 after every step.",
         "GS205",
         "findings",
     ),
@@ -103,16 +103,16 @@ CASES = {
     ),
     # https://github.com/nerfstudio-project/nerfstudio/pull/1919
     "parameters_of_another": Case(
-        "The optimizer has the parameters of the teacher, not of the student.",
+        "The optimizer holds the parameters of the teacher, not of the student.",
         "GS103",
         "findings",
     ),
     # https://github.com/facebookresearch/metaseq/issues/3
     "forgotten_scaler": Case(
-        "A checkpoint has model and optimizer, and not the scaler.",
+        "A checkpoint holds model and optimizer but not the scaler.",
         "GS301",
         "findings",
-        sittings=2,
+        runs=2,
     ),
     "exploding_recurrence": Case(
         "Gradients grow with every step back in time, and sequences get longer.",
@@ -121,16 +121,16 @@ CASES = {
         where="carry",
     ),
     "growing_exponent": Case(
-        "The exponential of a learned variance leaves float16.",
+        "The exponential of a learned variance overflows float16.",
         "GS203",
         "collapse",
         where="gaussian",
     ),
     "ignored_labels": Case(
-        "Now and then a batch has no label, and its mean is 0 / 0.",
+        "Some batches have no label, and their mean is 0 / 0.",
         "GS203",
         "findings",
     ),
 }
-# Causes of which a learning rate is no part.
+# Causes that have nothing to do with the learning rate.
 BLAMELESS = set(CASES) - {"high_learning_rate", "exploding_recurrence"}

@@ -1,8 +1,8 @@
-"""Sick training scripts and their healthy twins, each pair apart by one line.
+"""Sick training scripts and their healthy twins, which differ in one line.
 
 A folder holds a pair: `sick.py` and `well.py`. They import torch alone. Each is run by
-`gradscale run` as it is, and `gradscale doctor` has to find out what is wrong.
-`diff tests/sick/root_at_zero/*.py` shows what makes the difference.
+`gradscale run` unchanged, and `gradscale doctor` must find the cause.
+`diff tests/sick/root_at_zero/*.py` shows the difference.
 """
 
 import difflib
@@ -23,16 +23,16 @@ from gradscale.cli import app
 from tests.sick.cases import BLAMELESS, CASES
 
 HERE = Path(__file__).parent
-# Sums differ with the number of threads that make them up.
+# Sums differ with the number of threads.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 ADVISES_A_LOWER_RATE = re.compile(r"lower (the )?learning rate")
 
 
 class Judged(NamedTuple):
-    """What `gradscale doctor --json` said of a script.
+    """The output of `gradscale doctor --json` for a script.
 
     Attributes:
-        verdict: On the whole run.
+        verdict: Of the whole run.
         findings: The most severe first.
         exit_code: Of the command.
         ended: The exit code of the script.
@@ -44,20 +44,20 @@ class Judged(NamedTuple):
     ended: int
 
 
-# A script that dies in its first step has no finding either.
+# With the exit code of the script: one that fails at once has no finding either.
 WELL = Judged("healthy", [], 0, 0)
 
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """Return a function that runs a pair, both at the same time, and judges it."""
+    """Return a function that runs a pair in parallel and judges both."""
 
     @functools.cache
     def judge(name):
         folders = {twin: tmp_path_factory.mktemp(twin) for twin in ("sick", "well")}
-        for sitting in range(CASES[name].sittings):
+        for number in range(CASES[name].runs):
             scripts = {
-                folder / f"{sitting}.gs": HERE / name / f"{twin}.py"
+                folder / f"{number}.gs": HERE / name / f"{twin}.py"
                 for twin, folder in folders.items()
             }
             ended = run(scripts)
@@ -67,10 +67,10 @@ def judged(tmp_path_factory):
 
 
 def run(scripts):
-    """Run scripts under `gradscale run`, side by side; return their exit codes.
+    """Run scripts under `gradscale run` in parallel; return their exit codes.
 
     Args:
-        scripts: By the file that records them; each runs in the folder of that.
+        scripts: By run file; each script runs in the folder of its file.
     """
     started = []
     try:
@@ -89,15 +89,15 @@ def run(scripts):
     finally:
         for process in started:
             if process.poll() is None:
-                # The script that it has started as well.
+                # The whole group: the script is a child process.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
 
 
 def verdict_on(record, ended):
     done = CliRunner().invoke(app, ["doctor", str(record), "--json"])
-    said = json.loads(done.stdout)
-    return Judged(said["verdict"], said["findings"], done.exit_code, ended)
+    output = json.loads(done.stdout)
+    return Judged(output["verdict"], output["findings"], done.exit_code, ended)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -108,7 +108,7 @@ def test_the_first_finding_on_a_sick_script_is_the_right_one(judged, name):
     first = findings[0]
     if case.where is not None:
         assert f"{first['where']}.".startswith(f"{case.where}.")
-    assert case.says in json.dumps([first["evidence"], first["advice"]])
+    assert case.contains in json.dumps([first["evidence"], first["advice"]])
     if name in BLAMELESS:
         assert not ADVISES_A_LOWER_RATE.search(" ".join(first["advice"][:1]))
 
@@ -118,7 +118,7 @@ def test_nothing_is_found_on_the_healthy_twin(judged, name):
     assert judged(name)["well"] == WELL
 
 
-def test_a_scale_far_below_1_that_fits_is_no_collapse(tmp_path):
+def test_a_scale_far_below_1_at_which_all_is_finite_is_no_collapse(tmp_path):
     record = tmp_path / "run.gs"
     [ended] = run({record: HERE / "raw_prices.py"})
     assert verdict_on(record, ended) == WELL
@@ -135,7 +135,7 @@ def test_twins_differ_in_one_line(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_scripts_know_nothing_of_gradscale(name):
+def test_scripts_do_not_mention_gradscale(name):
     for twin in ("sick", "well"):
         assert "gradscale" not in (HERE / name / f"{twin}.py").read_text()
 

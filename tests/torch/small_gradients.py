@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 
 SHAPES = (128, 128), (128, 128), (128, 96)
 
@@ -32,13 +32,14 @@ def loss_of(model: torch.nn.Module, *, half: bool, batch: int = 0) -> Tensor:
 
 
 def run_step(meter, model, scale, *, half, batch=0):
-    """Run one step without an optimizer; return the samples that are due."""
+    """Run one step without an optimizer; return the sample that is due, in a list."""
     model.zero_grad()
     (loss_of(model, half=half, batch=batch) * scale).backward()
     if meter.wanted:
-        gradients = gather(list(model.parameters()), allow_fp16=True)
+        gradients = collect(list(model.parameters()), allow_fp16=True)
         meter.sample(gradients, torch.tensor(scale), (model,))
-    return meter.due() if meter.turn() else []
+    sample = meter.end_step()
+    return [] if sample is None else [sample]
 
 
 def weights(model):

@@ -22,7 +22,7 @@ from gradscale.diagnosis.records import is_skipped
 from gradscale.errors import StateError
 from gradscale.runfile import open_run
 
-STARTUP = Path(__file__).parents[1] / "torch" / "startup"
+STARTUP = Path(__file__).parents[1] / "torch" / "attach" / "startup"
 # What follows the script is the script's, whatever it looks like.
 CONTEXT = {"allow_interspersed_args": False}
 # Sent to this process alone, and meant for the script. Not all systems have all.

@@ -1,4 +1,4 @@
-"""From the scaler's tensors to a checkpoint and back."""
+"""The scaler's checkpoint: state_dict, load_state_dict, pickle."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -6,31 +6,28 @@ from typing import TYPE_CHECKING, Any
 from gradscale.core.checkpoint import AnyPolicy, Saved, pack
 from gradscale.core.policies import HIGHEST_SCALE, LOWEST_SCALE, DynamicScale
 from gradscale.errors import ConfigError
-from gradscale.torch.device_state.layout import Ledger
+from gradscale.torch.device_state.layout import DeviceState
 
 if TYPE_CHECKING:
     from gradscale.torch.scaler import GradScaler
 
 
-# What a copy of the scaler makes anew.
+# Attributes that a copy of the scaler makes anew.
 SHORT_LIVED = (
-    "_ledger",
-    "_accounts",
-    "_readers",
+    "_state",
+    "_entries",
     "_iteration",
-    "_mailbox",
-    "_watchman",
+    "_warn",
     "_ranks",
     "_monitor",
-    "_roots",
-    "_disabled_book",
+    "_disabled_steps",
 )
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 
 @dataclass
 class Resumed:
-    """What was loaded and waits for the ledger, which is made with the first loss."""
+    """Loaded values that wait for the device state, which the first loss makes."""
 
     debt: int = 0
     floor_steps: int = 0
@@ -38,13 +35,13 @@ class Resumed:
     grown: bool = False
     tallies: tuple[tuple[int, int], ...] = ()
 
-    def enter(self, ledger: Ledger) -> None:
-        """Write all of it into the ledger."""
-        ledger.debt.fill_(self.debt)
-        ledger.fields.floor_steps.fill_(float(self.floor_steps))
-        ledger.fields.uncalibrated.fill_(float(not self.calibrated))
-        ledger.fields.grown.fill_(float(self.grown))
-        ledger.total.set_tally(*self.total())
+    def enter(self, state: DeviceState) -> None:
+        """Write them into the device state."""
+        state.debt.fill_(self.debt)
+        state.fields.floor_steps.fill_(float(self.floor_steps))
+        state.fields.uncalibrated.fill_(float(not self.calibrated))
+        state.fields.grown.fill_(float(self.grown))
+        state.total.set_tally(*self.total())
 
     def total(self) -> tuple[int, int]:
         """Return the counts of the whole run."""
@@ -90,25 +87,25 @@ def chosen(policy: AnyPolicy | None, moves: tuple[Any, Any, Any, Any]) -> AnyPol
 
 
 def saved_of(scaler: "GradScaler") -> Saved:
-    """Return all that a checkpoint holds, on the host. Syncs."""
-    ledger, resumed = scaler._ledger, scaler._resumed
+    """Return the values of a checkpoint, on the host. Syncs."""
+    state, resumed = scaler._state, scaler._resumed
     facts: dict[str, Any] = {
         "policy": scaler._policy,
         "scale": scaler.get_scale(),
         "finite_steps": scaler._get_growth_tracker(),
     }
-    if ledger is None:
+    if state is None:
         return Saved(**facts, **vars(resumed))
-    accounts = [ledger.total, *scaler._accounts.values()]
+    accounts = [state.total, *scaler._accounts().values()]
     tallies = [account.counts() for account in accounts]
     # Optimizers of an earlier run that have not come back yet keep their counts.
     tallies += resumed.tallies[len(tallies) :]
     return Saved(
         **facts,
-        debt=int(ledger.debt.item()),
-        floor_steps=int(ledger.fields.floor_steps.item()),
-        calibrated=not ledger.fields.uncalibrated.item(),
-        grown=bool(ledger.fields.grown.item()),
+        debt=int(state.debt.item()),
+        floor_steps=int(state.fields.floor_steps.item()),
+        calibrated=not state.fields.uncalibrated.item(),
+        grown=bool(state.fields.grown.item()),
         tallies=tuple(tallies),
     )
 
@@ -126,9 +123,8 @@ def _resumed(saved: Saved) -> Resumed:
 
 def load_into(scaler: "GradScaler", saved: Saved) -> None:
     """Take over a checkpoint that has been checked."""
-    # Facts on their way belong to the run that is left behind.
-    scaler._monitor.hurry()
-    scaler._mailbox.clear()
+    # Rows that are not judged yet belong to the run that is left behind.
+    scaler._monitor.flush(scaler._state)
     scaler._policy = saved.policy
     scaler._init_scale = saved.scale
     scaler._init_growth_tracker = saved.finite_steps
@@ -139,10 +135,10 @@ def load_into(scaler: "GradScaler", saved: Saved) -> None:
     # In place: a captured graph holds these very tensors.
     scaler._scale.fill_(saved.scale)
     scaler._growth_tracker.fill_(saved.finite_steps)
-    if scaler._ledger is not None:
-        scaler._resumed.enter(scaler._ledger)
-        scaler._monitor.meter.start(scaler._ledger.total.start)
-        for place, account in enumerate(scaler._accounts.values()):
+    if scaler._state is not None:
+        scaler._resumed.enter(scaler._state)
+        scaler._monitor.meter.start(scaler._state.total.start)
+        for place, account in enumerate(scaler._accounts().values()):
             account.set_tally(*scaler._resumed.next_tally(place))
 
 
@@ -154,7 +150,7 @@ def frozen(scaler: "GradScaler") -> dict[str, Any]:
         kept["_init_scale"] = saved.scale
         kept["_init_growth_tracker"] = saved.finite_steps
         kept["_resumed"] = _resumed(saved)
-        kept["_loaded"] = scaler._loaded or scaler._ledger is not None
+        kept["_loaded"] = scaler._loaded or scaler._state is not None
     kept["_scale"] = kept["_growth_tracker"] = kept["_model"] = None
     kept["_record"], kept["_sinks"] = None, ()
     for name in SHORT_LIVED:

@@ -1,4 +1,4 @@
-"""Is the device there?"""
+"""Devices: names, availability, copies between them."""
 
 import ctypes
 import warnings
@@ -10,7 +10,7 @@ from torch import Tensor
 from gradscale.errors import ConfigError, GradscaleWarning
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return the tensor on `device`, without waiting where that is sound.
 
     A copy to the host must be waited for: the next operation there would read the
@@ -21,13 +21,21 @@ def moved(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
-def host_value(scalar: Tensor) -> float:
-    """Return an f32[] or f64[] that lies in host memory.
+moved = to_device
+
+_C_TYPES: dict[torch.dtype, Any] = {
+    torch.float32: ctypes.c_float,
+    torch.float64: ctypes.c_double,
+    torch.int32: ctypes.c_int32,
+}
+
+
+def host_value(scalar: Tensor) -> Any:
+    """Return an f32[], f64[] or i32[] that is in host memory.
 
     A load: no operator runs and nothing is waited for.
     """
-    kind = ctypes.c_double if scalar.dtype is torch.float64 else ctypes.c_float
-    return kind.from_address(scalar.data_ptr()).value
+    return _C_TYPES[scalar.dtype].from_address(scalar.data_ptr()).value
 
 
 def device_type(device: Any) -> str:
@@ -52,7 +60,7 @@ def device_type(device: Any) -> str:
         ) from error
 
 
-def is_there(kind: str) -> bool:
+def is_available(kind: str) -> bool:
     """Return whether a device of this type can be used."""
     if kind == "cpu":
         return True
@@ -87,7 +95,7 @@ def warn_disabled(kind: str, frames: int) -> None:
         warnings.warn(GradscaleWarning(message, code="GS107"), stacklevel=frames)
 
 
-def host_may_act() -> bool:
+def can_touch_host() -> bool:
     """Return False while a graph is compiled or captured: it must hold no host work."""
     if torch.compiler.is_compiling():
         return False
@@ -95,3 +103,6 @@ def host_may_act() -> bool:
     # to find out.
     there = torch.cuda.is_initialized()
     return not (there and torch.cuda.is_current_stream_capturing())
+
+
+host_may_act = can_touch_host

@@ -1,8 +1,8 @@
-"""What the scaler says and refuses."""
+"""Errors and warnings of the scaler."""
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -12,15 +12,13 @@ from torch import Tensor
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.ops import f32
 from gradscale.core.outcome import StepOutcome
-from gradscale.core.records import COLLAPSED_AFTER, StepRecord
+from gradscale.core.records import StepRecord
 from gradscale.errors import (
     ConfigError,
     GradscaleWarning,
     OrderError,
     ScaleCollapsed,
 )
-from gradscale.torch.device_state.layout import ROW, record_of
-from gradscale.torch.resuming import has_steps
 
 _BAD_TENSOR = (
     "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
@@ -28,92 +26,108 @@ _BAD_TENSOR = (
 )
 
 
-class Watchman:
-    """Acts on facts that have reached the host; says each thing once."""
+class WarnOnce:
+    """Warnings that are issued once for a scaler."""
 
     def __init__(self) -> None:
-        self._said: set[object] = set()
+        self._issued: set[object] = set()
 
-    def act(
-        self,
-        late_row: Sequence[float],
-        policy: AnyPolicy,
-        last: Callable[[], StepOutcome | None],
-    ) -> None:
-        """Raise or warn as the facts of two steps ago demand."""
-        record = record_of(late_row, step=0)
-        if record.floor_steps >= COLLAPSED_AFTER:
-            raise _collapsed(record, policy, last())
-        fixed = policy.min_scale == policy.max_scale
-        if fixed and record.read and not record.applied:
-            self._warn_once(
-                "static",
-                f"A step was skipped: the gradients were not finite at the fixed scale "
-                f"{record.scale:g}. A fixed scale cannot back off, so this may go on. "
-                "Pass a lower scale, or use DynamicScale. Further skips are counted in "
-                "scaler.skipped_steps.",
-                "GS205",
-                stacklevel=6,
-            )
-        if late_row[ROW.index("refused")]:
-            self._warn_once(
-                "refused",
-                "A scale given to update() as a tensor was outside "
-                f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
-                "would have broken the bounds of the policy. Pass a scale inside them.",
-                "GS109",
-                stacklevel=6,
-            )
-
-    def warn_no_gradients(self, optimizer: Any) -> None:
-        """Say once for each optimizer that a step had nothing to do."""
-        kind = type(optimizer).__name__
-        self._warn_once(
-            ("idle", id(optimizer)),
-            f"No parameter of {kind} has a gradient: its step was left out. If this "
-            "happens in every iteration, the parameters are frozen, unused, or belong "
-            "to another model, and nothing is learned. Check requires_grad and that "
-            "the loss depends on them. Said once for each optimizer.",
-            "GS103",
-            stacklevel=6,
+    def static_skip(self, scale: float) -> None:
+        """Warn that a fixed scale skips steps."""
+        self._warn(
+            "static",
+            f"A step was skipped: the gradients were not finite at the fixed scale "
+            f"{scale:g}. A fixed scale cannot back off, so this may go on. Pass a "
+            "lower scale, or use DynamicScale. Further skips are counted in "
+            "scaler.skipped_steps.",
+            "GS205",
+            stacklevel=7,
         )
 
-    def warn_without_state(self, optimizer: Any, scale: float) -> None:
-        """Say once that an optimizer resumes and the scaler starts anew.
+    def refused_scale(self, policy: AnyPolicy) -> None:
+        """Warn that a scale given as a tensor was out of bounds."""
+        self._warn(
+            "refused",
+            "A scale given to update() as a tensor was outside "
+            f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
+            "would have broken the bounds of the policy. Pass a scale inside them.",
+            "GS109",
+            stacklevel=7,
+        )
+
+    def no_gradients(self, optimizer: Any) -> None:
+        """Warn that a step had no gradient."""
+        kind = type(optimizer).__name__
+        self._warn(
+            ("idle", id(optimizer)),
+            f"No parameter of {kind} has a gradient, so its step was skipped. If this "
+            "happens in every iteration, the parameters are frozen, unused, or belong "
+            "to another model, and nothing is learned. Check requires_grad and that "
+            "the loss depends on them. Reported once for each optimizer.",
+            "GS103",
+            stacklevel=5,
+        )
+
+    def without_state(self, optimizer: Any, scale: float, *, moves: bool) -> None:
+        """Warn that an optimizer resumes while the scaler starts anew.
 
         Args:
-            optimizer: Looked at before its first step under this scaler.
-            scale: What the scaler starts with.
+            optimizer: Before its first step under this scaler.
+            scale: The initial scale.
+            moves: The scale is not fixed.
         """
         key = ("first", id(optimizer))
-        if key in self._said:
+        if key in self._issued or not moves:
             return
-        self._said.add(key)
+        self._issued.add(key)
         if has_steps(optimizer):
-            self._warn_once(
+            self._warn(
                 "resumed",
-                f"{type(optimizer).__name__} has steps behind it, and the scaler "
+                f"{type(optimizer).__name__} has taken steps before, and the scaler "
                 f"starts at scale={scale:g} with no state loaded. If the run resumes, "
-                "it looks for the scale again: steps are skipped that were not to be, "
-                "and it goes on differently from a run that was not stopped. Save "
-                "scaler.state_dict() beside the optimizer's, and call "
-                "scaler.load_state_dict(). If the steps before were not scaled, all is "
-                "well. Said once.",
+                "steps may be skipped while the scale recalibrates, so the run will "
+                "not match an uninterrupted one. Save scaler.state_dict() beside the "
+                "optimizer's, and call scaler.load_state_dict(). If the earlier steps "
+                "were not scaled, ignore this. Reported once.",
                 "GS301",
                 stacklevel=4,
             )
 
-    def _warn_once(
-        self, key: object, message: str, code: str, *, stacklevel: int
-    ) -> None:
-        if key not in self._said:
-            self._said.add(key)
+    def _warn(self, key: object, message: str, code: str, *, stacklevel: int) -> None:
+        if key not in self._issued:
+            self._issued.add(key)
             warnings.warn(GradscaleWarning(message, code=code), stacklevel=stacklevel)
 
 
-def _collapsed(
+def has_steps(optimizer: Any) -> bool:
+    """Return whether the optimizer has a state that steps have made. No host sync.
+
+    Reads the state of one parameter. A count of steps is read only where that needs no
+    wait; one on a device is taken for more than 0. An optimizer that keeps no state,
+    such as SGD without momentum, looks like a new one.
+    """
+    states = getattr(optimizer, "state", None)
+    if not isinstance(states, Mapping):
+        return False
+    made = (state for state in states.values() if isinstance(state, Mapping) and state)
+    first = next(made, None)
+    return first is not None and _is_used(first)
+
+
+def _is_used(state: Mapping[str, Any]) -> bool:
+    # Some optimizers make their state at once and count from 0: torch's Adagrad does.
+    step = state.get("step", 1)
+    if isinstance(step, (int, float)):
+        return step > 0
+    on_host = type(step) is Tensor and step.device.type == "cpu"
+    counts = on_host and step.numel() == 1 and step.is_floating_point()
+    return not counts or step.item() > 0.0
+
+
+def collapsed(
     record: StepRecord, policy: AnyPolicy, last: StepOutcome | None
 ) -> ScaleCollapsed:
+    """Return the error for a scale that stays at its floor."""
     culprits = last.culprits if last is not None else ()
     listed = f" Not finite: {', '.join(culprits[:5])}." if culprits else ""
     loss = "finite" if record.loss_finite else "itself not finite"
@@ -165,18 +179,8 @@ def checked_scale(
     return torch.full_like(like, number)
 
 
-def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Refuse an option that nothing answers to."""
-    if value not in choices:
-        raise ConfigError(
-            f"{name}={value!r} is not one of {', '.join(map(repr, choices))}. "
-            "Nothing would answer to it. Pass one of these, or leave it out.",
-            code="GS101",
-        )
-
-
 def not_scaled(funcname: str, missing: str) -> OrderError:
-    """Say that nothing was scaled yet."""
+    """Return the error for a call before the first `scale()`."""
     return _order(
         f"{funcname} came before the first scale(). The gradients cannot have been "
         "scaled. Call scaler.scale(loss).backward() first.",
@@ -186,7 +190,7 @@ def not_scaled(funcname: str, missing: str) -> OrderError:
 
 
 def unscaled_before(stepped: bool) -> OrderError:
-    """Say that the gradients are unscaled already."""
+    """Return the error for a second `unscale_()`."""
     if stepped:
         return _order(
             "unscale_() was called after step(), which has already unscaled the "
@@ -203,7 +207,7 @@ def unscaled_before(stepped: bool) -> OrderError:
 
 
 def stepped_before() -> OrderError:
-    """Say that the optimizer has stepped already."""
+    """Return the error for a second `step()`."""
     return _order(
         "step() was called twice for one optimizer. The second one would apply the "
         "same gradients again. Call update() after each step.",
@@ -212,7 +216,7 @@ def stepped_before() -> OrderError:
 
 
 def clipped_late(optimizer: Any) -> OrderError:
-    """Say that the gradients to be clipped are already used."""
+    """Return the error for a clip after the step."""
     return OrderError(
         f"clip_grad_norm_() was called after step() of {type(optimizer).__name__}. "
         "Its gradients are already used. Call clip_grad_norm_() before step().",
@@ -221,7 +225,7 @@ def clipped_late(optimizer: Any) -> OrderError:
 
 
 def nothing_to_update() -> OrderError:
-    """Say that no optimizer has stepped."""
+    """Return the error for an `update()` without a step."""
     return _order(
         "update() was called although no optimizer stepped since the last one. There "
         "is nothing to move the scale by. Call step(optimizer) first, or reset() to "
@@ -231,7 +235,7 @@ def nothing_to_update() -> OrderError:
 
 
 def pickled_inside() -> OrderError:
-    """Say that an iteration is under way."""
+    """Return the error for a scaler that is pickled within an iteration."""
     return _order(
         "The scaler was pickled or copied in the middle of an iteration. What the "
         "optimizers have done so far would be lost. Do it after update().",
@@ -241,7 +245,7 @@ def pickled_inside() -> OrderError:
 
 
 def pickled_with_group() -> ConfigError:
-    """Say that a process group cannot travel."""
+    """Return the error for a scaler that is pickled with a process group."""
     return ConfigError(
         "A scaler with a process_group was pickled or copied. A process group lives in "
         "this process only, and without it the copy would decide alone. Save "
@@ -251,7 +255,7 @@ def pickled_with_group() -> ConfigError:
 
 
 def no_model() -> ConfigError:
-    """Say that there is nothing to replay."""
+    """Return the error for `diagnose()` without a model."""
     return ConfigError(
         "diagnose() was called on a scaler that knows no model, and none that holds "
         "the parameters of its last step was found. There are no modules to name. Pass "
@@ -261,7 +265,7 @@ def no_model() -> ConfigError:
 
 
 def closure_given() -> OrderError:
-    """Say that a closure cannot be run."""
+    """Return the error for `step()` with a closure."""
     return OrderError(
         "step() was given a closure. It would make gradients that are scaled and "
         "unchecked, and apply them. Run the closure yourself before step(), and leave "
@@ -275,14 +279,14 @@ def _order(message: str, torch_says: str) -> OrderError:
     return OrderError(message, code="GS102", replaces=torch_says)
 
 
-def tell_scheduler(optimizer: Any) -> None:
+def mark_called(optimizer: Any) -> None:
     """Keep LR schedulers from warning that the first step was never called."""
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         optimizer._opt_called = True
 
 
 def report_late_backward(names: Sequence[str], as_error: bool) -> None:
-    """Say that scaled gradients were added to unscaled ones."""
+    """Warn, or raise, that scaled gradients were added to unscaled ones."""
     listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
     message = (
         "backward() added to gradients that were already unscaled or clipped: "

@@ -1,7 +1,8 @@
 """The scaler users call: torch.amp.GradScaler's interface around the core's rule.
 
-Longer than other files because torch's interface is: torch.compile refuses methods
-that are inherited from torch.amp, so all of them stand here.
+A step goes through `OptimizerStep`: collected, read, decided, then applied; `update`
+moves the scale and ends it. All methods that torch.compile traces are defined here:
+`fullgraph=True` refuses those inherited from torch.amp.
 """
 
 import os
@@ -9,8 +10,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
-from itertools import count
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal
 
@@ -22,59 +22,91 @@ from gradscale.core.checkpoint import AnyPolicy, torch_settings, unpack
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.errors import ConfigError, GradientError, HopelessRun, ScaleCollapsed
+from gradscale.errors import ConfigError, GradientError, check_choice
 from gradscale.recording.recorder import Recorder
 from gradscale.torch import checkpoint, messages
-from gradscale.torch.device_state.flag import Flag
-from gradscale.torch.device_state.host_copy import LateRow, Mailbox
-from gradscale.torch.device_state.layout import Account, Ledger, new_account, new_ledger
-from gradscale.torch.device_state.loss_stats import is_a_loss, note_
-from gradscale.torch.device_state.update import Part, force_scale, settle, settle_idle
+from gradscale.torch.device_state.async_copy import AsyncFlag
+from gradscale.torch.device_state.layout import (
+    Account,
+    DeviceState,
+    new_account,
+    new_device_state,
+)
+from gradscale.torch.device_state.loss_stats import note_loss_
+from gradscale.torch.device_state.update import (
+    StepSummary,
+    force_scale_,
+    update_,
+    update_idle_,
+)
 from gradscale.torch.devices import (
+    can_touch_host,
     device_type,
-    host_may_act,
-    is_there,
+    is_available,
     warn_disabled,
 )
 from gradscale.torch.grads.clip import (
-    Clip,
     check_max_norm,
     clip_of,
     clip_params_,
     split_target,
 )
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import combine_norms
-from gradscale.torch.grads.unscale import inverse, multiply_
+from gradscale.torch.grads.unscale import inverse
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.kernels.grad_reader import GradReader
+from gradscale.torch.kernels.torch_fused_adam import StandIn
 from gradscale.torch.locate.diagnose import diagnose
-from gradscale.torch.locate.result import Diagnosis
-from gradscale.torch.monitor.model_lookup import Roots, root_of
+from gradscale.torch.locate.result import Location
+from gradscale.torch.monitor.model_lookup import find_model
 from gradscale.torch.monitor.monitor import Monitor
 from gradscale.torch.monitor.process import process_here
 from gradscale.torch.names import names_of
-from gradscale.torch.ranks.consensus import Ranks, Voice
-from gradscale.torch.ranks.sharding import lone, ranks_are_there, replicas_of
+from gradscale.torch.ranks.consensus import RankChannel, Ranks
+from gradscale.torch.ranks.sharding import (
+    is_distributed,
+    is_single_process,
+    replicas_of,
+)
 from gradscale.torch.scaling import map_outputs, times
-from gradscale.torch.step.amp_protocol import handed_over, prepare_momentum
+from gradscale.torch.step.amp_protocol import lent, prepare_momentum
 from gradscale.torch.step.backward_check import watch_backward
-from gradscale.torch.step.counting import StepCount, postfix
-from gradscale.torch.step.dispatch import Path, Way, path_of, unscales_itself, way_of
+from gradscale.torch.step.dispatch import Path, StepMode, path_of
 from gradscale.torch.step.iteration import Iteration, params_of, skip_of
-from gradscale.torch.step.optimizer_step import OpenStep
-from gradscale.torch.step.outcome import DisabledBook, count_of, outcome_of
-from gradscale.torch.step.two_owners import unscale_once_
+from gradscale.torch.step.optimizer_step import OptimizerStep
+from gradscale.torch.step.outcome import (
+    DisabledCounter,
+    StepCount,
+    count_of,
+    outcome_of,
+    postfix,
+)
 from gradscale.torch.underflow.meter import Meter
+
+
+@dataclass
+class OptimizerEntry:
+    """What the scaler keeps of an optimizer from step to step.
+
+    Attributes:
+        account: Its counts and last row; None before the first loss.
+        reader: Reads its gradients by kernels.
+        stand_in: Steps it instead of torch's fused kernel, where it can.
+    """
+
+    account: Account | None
+    reader: GradReader
+    stand_in: StandIn
 
 
 class GradScaler(torch.amp.GradScaler):
     """Scale the loss, unscale the gradients, step or skip, move the scale.
 
     A drop-in for `torch.amp.GradScaler`: same arguments, methods, errors and
-    checkpoints. It also says what became of each step (`last`), clips
-    (`clip_grad_norm_`), and lets no value reach a weight that is not finite when the
-    gradients are read, or would not be once unscaled.
+    checkpoints. It also reports the outcome of each step (`last`), clips
+    (`clip_grad_norm_`), and skips every step whose gradients are not finite when they
+    are read, or would not be once unscaled.
 
     >>> import torch
     >>> from gradscale.torch import GradScaler
@@ -140,10 +172,10 @@ class GradScaler(torch.amp.GradScaler):
         sinks: Iterable[Any] = (),
     ) -> None:
         self._device = device_type(device)
-        messages.check_choice("guard", guard, ("report", "raise"))
-        messages.check_choice("kernels", kernels, ("auto", "plain", "triton"))
+        check_choice("guard", guard, ("report", "raise"))
+        check_choice("kernels", kernels, ("auto", "plain", "triton"))
         self._enabled = bool(enabled)
-        if self._enabled and not is_there(self._device):
+        if self._enabled and not is_available(self._device):
             warn_disabled(self._device, self._frames_to_caller)
             self._enabled = False
         moves = (init_scale, growth_factor, backoff_factor, growth_interval)
@@ -164,19 +196,18 @@ class GradScaler(torch.amp.GradScaler):
         self._begin()
 
     def _begin(self) -> None:
-        """Set what lives only as long as the process."""
-        self._ledger: Ledger | None = None
-        self._accounts: dict[int, Account] = {}
-        self._readers: dict[int, Reader] = {}
+        """Set the attributes that live only as long as the process."""
+        self._state: DeviceState | None = None
+        self._entries: dict[int, OptimizerEntry] = {}
         self._iteration = Iteration()
-        self._mailbox = Mailbox()
-        self._watchman = messages.Watchman()
+        self._warn = self._make_warnings()
         self._monitor = Monitor(
             guard=self._guard,
             model=self._model,
             recorder=self._recorder(),
             sinks=self._sinks,
             kernels=self._kernels,
+            warn=self._warn,
         )
         self._ranks = Ranks(
             self._process_group,
@@ -184,20 +215,21 @@ class GradScaler(torch.amp.GradScaler):
             replicas=replicas_of(self._model),
             share_losses=self._guard == "raise",
         )
-        self._roots = Roots()
-        self._disabled_book = DisabledBook()
+        self._disabled_steps = DisabledCounter()
+
+    def _make_warnings(self) -> messages.WarnOnce:
+        return messages.WarnOnce()
 
     def _recorder(self) -> Recorder | None:
-        """Return the recorder that a user asked for by a path, or gave."""
+        """Return the recorder that was given, or one for the path that was."""
         if self._record is None:
             return None
         model, given = self._model, self._record
         recorder = given if isinstance(given, Recorder) else Recorder(given)
 
         def names() -> list[str]:
-            return (
-                [] if model is None else [name for name, _ in model.named_parameters()]
-            )
+            named = () if model is None else model.named_parameters()
+            return [name for name, _ in named]
 
         recorder.bind(policy=self._policy, names=names, process=process_here)
         return recorder
@@ -211,21 +243,23 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             return outputs
+        if isinstance(outputs, Tensor):
+            return self._scale_one(outputs)
         return map_outputs(outputs, self._scale_one)
 
     def _scale_one(self, output: Tensor) -> Tensor:
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(output.device)
-        scale, ledger = self._books("scale")
-        first = self._iteration.losses == 0
-        note_(output, scale, ledger, first=first, kernels=self._kernels)
-        self._iteration.scaled = True
-        self._iteration.losses += is_a_loss(output)
+        scale, state = self._required("scale")
+        iteration = self._iteration
+        first = iteration.losses == 0
+        iteration.losses += note_loss_(output, scale, state, first=first)
+        iteration.scaled = True
         self._ranks.losses_are_known = False
         scaled = times(output, scale)
-        if host_may_act():
-            self._monitor.armed.watch_loss(scaled, output)
-            closed_params = self._iteration.closed_params
+        if can_touch_host():
+            self._monitor.module_hooks.watch_loss(scaled, output)
+            closed_params = iteration.closed_params
             watch_backward(scaled, closed_params, self._report_late_backward)
         return scaled
 
@@ -236,9 +270,9 @@ class GradScaler(torch.amp.GradScaler):
         self._growth_tracker = torch.full(
             (), self._init_growth_tracker, dtype=torch.int32, device=dev
         )
-        self._ledger = new_ledger(dev, self._init_scale)
-        self._resumed.enter(self._ledger)
-        self._monitor.meter.start(self._ledger.total.start)
+        self._state = new_device_state(dev, self._init_scale)
+        self._resumed.enter(self._state)
+        self._monitor.meter.start(self._state.total.start)
 
     def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
         scale, tracker = self._scale, self._growth_tracker
@@ -248,34 +282,117 @@ class GradScaler(torch.amp.GradScaler):
             )
         return scale, tracker
 
-    def _books(self, funcname: str) -> tuple[Tensor, Ledger]:
-        """Return the scale and the ledger, which both come with the first loss."""
-        scale, _ = self._check_scale_growth_tracker(funcname)
-        assert self._ledger is not None
-        return scale, self._ledger
+    def _required(self, funcname: str) -> tuple[Tensor, DeviceState]:
+        """Return the scale and the device state, made with the first loss."""
+        scale, state = self._scale, self._state
+        if scale is None or self._growth_tracker is None:
+            self._check_scale_growth_tracker(funcname)
+        assert scale is not None
+        assert state is not None
+        return scale, state
+
+    def _scale_of_grads(self, step: OptimizerStep) -> Tensor:
+        """Return the scale that multiplied the loss of this step's gradients.
+
+        After an `update()` without a new `scale()`, that is the scale before the
+        update. But an optimizer whose step the update has ended must have its
+        gradients from elsewhere: from a replayed graph, or from a loss multiplied by
+        hand.
+        """
+        if step.scale is not None:
+            return step.scale
+        scale, state = self._required("unscale_")
+        iteration = self._iteration
+        if iteration.scaled:
+            return state.used_scale
+        from_elsewhere = id(step.optimizer) in iteration.closed
+        behind = scale if from_elsewhere else state.used_scale
+        if step.snapshot is not None and not step.snapshot.present:
+            # The gradients of the step are still to come.
+            return behind
+        # A copy: another optimizer's loss may be scaled before this step is taken.
+        step.scale = behind.clone()
+        return step.scale
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide the optimizer's gradients by the scale, in place. No host sync.
 
-        A clip that was asked for before is applied in the same pass.
+        A clip that was requested before is applied in the same pass.
         """
         if not self._enabled:
             return
-        self._check_scale_growth_tracker("unscale_")
-        step = self._open_step(optimizer)
-        state = self._per_optimizer_states[id(optimizer)]
-        if step.unscaled_before and state["stage"] is OptState.UNSCALED:
+        self._required("unscale_")
+        step = self._open(optimizer)
+        state = self._iteration.states[id(optimizer)]
+        stage = state["stage"]
+        if step.unscaled_before and stage is OptState.UNSCALED:
             return
-        if state["stage"] is not OptState.READY:
-            raise messages.unscaled_before(state["stage"] is OptState.STEPPED)
-        self._read_and_judge(step, self._allow_fp16)
-        state["found_inf_per_device"] = self._unscale_grads_(
-            optimizer, self._multiplier(step), None, self._allow_fp16
-        )
+        if stage is not OptState.READY:
+            raise messages.unscaled_before(stage is OptState.STEPPED)
+        if self._is_replaced("_unscale_grads_"):
+            scale = self._scale_of_grads(step)
+            flags = self._unscale_grads_(
+                optimizer, inverse(scale), torch.zeros_like(scale), self._allow_fp16
+            )
+        else:
+            scale = step.read(self._scale_of_grads, allow_fp16=self._allow_fp16)
+            flags = self._unscale_read(step, scale)
+        state["found_inf_per_device"] = flags
         state["stage"] = OptState.UNSCALED
-        step.decision = None
         if step.clip is not None:
             step.clip = step.clip.applied()
+
+    def _unscale_read(
+        self, step: OptimizerStep, scale: Tensor
+    ) -> dict[torch.device, Tensor]:
+        """Decide on gradients that were read, and multiply them in place."""
+        flags = self._decide(step, scale, divide=False)
+        if flags:
+            assert step.decision is not None
+            waits = step.mode is StepMode.FLAG and len(flags) == 1
+            if waits and can_touch_host():
+                # Before anything else is queued.
+                step.flag = AsyncFlag(step.decision.skip)
+            self._sample(step)
+            others = [s for s in self._iteration.steps.values() if s is not step]
+            step.unscale_(others, step.decision.multiplier)
+        return flags
+
+    def _decide(
+        self, step: OptimizerStep, scale: Tensor, *, divide: bool
+    ) -> dict[torch.device, Tensor]:
+        """Decide on gradients that were read; return the skip for each device."""
+        assert step.snapshot is not None
+        if step.snapshot.present == 0 and step.channel is None:
+            return {}
+        skip = step.decide(scale, divide=divide).skip
+        clip = self._iteration.params_clip_of(step)
+        if clip is not None:
+            step.also_skip(clip.found)
+            skip = torch.maximum(skip, clip.found)
+        kinds = () if step.stats is None else step.stats.kinds
+        devices = {kind.device for kind in kinds}
+        if devices <= {skip.device}:
+            return {skip.device: skip}
+        return {device: skip.to(device, non_blocking=True) for device in devices}
+
+    def _sample(self, step: OptimizerStep) -> None:
+        """Let the underflow meter count in the gradients that backward left."""
+        meter = self._monitor.meter
+        if not meter.wanted or step.snapshot is None or not can_touch_host():
+            return
+        others = self._iteration.steps.values()
+        clipped = self._iteration.params_clip_of(step)
+        if step.versions is clipped is None and not step.shares_with(others):
+            scale = self._scale_of_grads(step)
+            meter.sample(step.snapshot, scale, step.name_sources, step.stats)
+
+    # --- Torch's private methods, for code that calls or replaces them -------------
+
+    def _is_replaced(self, name: str) -> bool:
+        """Return whether a subclass or an attribute replaces one of these methods."""
+        own = getattr(GradScaler, name)
+        return name in self.__dict__ or getattr(type(self), name) is not own
 
     def _unscale_grads_(
         self,
@@ -285,111 +402,50 @@ class GradScaler(torch.amp.GradScaler):
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         """Read and multiply the gradients; return whether to skip, by device."""
-        step = self._open_step(optimizer)
-        found = self._look(step, inv_scale, found_inf, allow_fp16)
-        if found:
-            self._send_ahead(step, found)
-            self._sample(step)
-            others = [s for s in self._iteration.steps.values() if s is not step]
-            unscale_once_(step, others, inv_scale)
-            step.close()
-        return found
+        step = self._open(optimizer)
+        factor = inv_scale.reshape(())
+        scale = step.read(lambda _: factor.reciprocal(), allow_fp16=allow_fp16)
+        step.decision = None
+        step.decide(scale, divide=False, inv_scale=factor)
+        flags = self._unscale_read(step, scale)
+        if found_inf is None:
+            return flags
+        return {
+            device: torch.maximum(flag.view_as(found_inf), found_inf.to(device))
+            for device, flag in flags.items()
+        }
 
     def _check_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
         """Read the gradients and write nothing; the optimizer itself unscales."""
-        self._check_scale_growth_tracker("_check_inf_per_device")
-        step = self._open_step(optimizer)
-        self._read_and_judge(step, True)
-        step.divisor = self._grad_scale(step)
-        if step.decision is not None:
-            found = self._look(step, step.decision.multiplier, None, True)
-        else:
-            found = self._look(step, inverse(step.divisor), None, True, step.divisor)
+        self._required("_check_inf_per_device")
+        step = self._open(optimizer)
+        scale = step.read(self._scale_of_grads, allow_fp16=True)
+        flags = self._decide(step, scale, divide=True)
         self._sample(step)
-        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = found
-        return found
+        self._iteration.states[id(optimizer)]["found_inf_per_device"] = flags
+        return flags
 
-    def _look(
-        self,
-        step: OpenStep,
-        multiplier: Tensor,
-        found_inf: Tensor | None,
-        allow_fp16: bool,
-        grad_scale: Tensor | None = None,
-    ) -> dict[torch.device, Tensor]:
-        if not step.just_read:
-            step.read(allow_fp16=allow_fp16, home=multiplier.device)
-        step.just_read = False
-        return step.look(
-            multiplier,
-            found_inf,
-            grad_scale=grad_scale,
-            params_clip=self._iteration.params_clip_of(step),
-        )
-
-    def _sample(self, step: OpenStep) -> None:
-        """Let the underflow meter count, if it wants to, in what backward left."""
-        if (
-            not (host_may_act() and self._monitor.meter.wanted)
-            or step.gradients is None
-        ):
-            return
-        others = self._iteration.steps.values()
-        clipped = self._iteration.params_clip_of(step)
-        if step.versions is clipped is None and not step.shares_with(others):
-            self._monitor.meter.sample(
-                step.gradients, self._scale_behind(step), step.names, step.reading
+    def _maybe_opt_step(
+        self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> float | None:
+        scale, _ = self._check_scale_growth_tracker("step")
+        flags = list(optimizer_state["found_inf_per_device"].values())
+        step = self._iteration.steps.get(id(optimizer), OptimizerStep())
+        if step.flag is not None and len(flags) == 1 and step.flag.is_current(flags[0]):
+            skip = step.flag.is_set()
+        else:
+            # Nothing was sent ahead, or the decision has changed since.
+            skip_flag = skip_of(
+                optimizer_state["found_inf_per_device"], step, scale.device
             )
+            skip = bool(skip_flag.item())
+        if skip:
+            messages.mark_called(optimizer)
+            return None
+        return optimizer.step(*args, **kwargs)
 
-    def _send_ahead(self, step: OpenStep, found: dict[torch.device, Tensor]) -> None:
-        """Start the flag on its way before anything else is queued."""
-        told = unscales_itself(step.optimizer)
-        if not told and len(found) == 1 and host_may_act():
-            step.flag = Flag.start(next(iter(found.values())))
-
-    def _read_and_judge(self, step: OpenStep, allow_fp16: bool) -> None:
-        """Read the gradients and let a kernel judge them, if it can."""
-        scale, _ = self._books("unscale_")
-        step.read(allow_fp16=allow_fp16, home=scale.device)
-        if step.decision is None:
-            step.decide(self._scale_behind(step), None)
-        step.just_read = True
-
-    def _multiplier(self, step: OpenStep) -> Tensor:
-        """Return what turns this step's gradients into unscaled and clipped ones."""
-        if step.decision is not None:
-            return step.decision.multiplier
-        multiplier = inverse(self._scale_behind(step))
-        return multiplier if step.clip is None else multiplier * step.clip.coef
-
-    def _grad_scale(self, step: OpenStep) -> Tensor:
-        """Return what an optimizer that unscales itself is to divide by."""
-        if step.decision is not None:
-            return step.decision.grad_scale
-        scale = self._scale_behind(step)
-        return scale if step.clip is None else scale / step.clip.coef
-
-    def _scale_behind(self, step: OpenStep) -> Tensor:
-        """Return the scale that multiplied the loss of this step's gradients.
-
-        After an `update()` without a new `scale()`, that is the scale before the
-        update; but an optimizer that the update has closed must have its gradients
-        from elsewhere: from a replayed graph, or from a loss multiplied by hand.
-        """
-        scale, ledger = self._books("unscale_")
-        if step.scale is not None:
-            return step.scale
-        iteration = self._iteration
-        if iteration.scaled:
-            return ledger.used_scale
-        from_elsewhere = id(step.optimizer) in iteration.closed
-        behind = scale if from_elsewhere else ledger.used_scale
-        if step.gradients is not None and not step.gradients.present:
-            # Those that it will step on are still to come.
-            return behind
-        # A copy: another optimizer's loss may be scaled before this step is taken.
-        step.scale = behind.clone()
-        return step.scale
+    def _found_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
+        return self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
 
     def clip_grad_norm_(
         self, target: Any, max_norm: float, norm_type: float = 2.0
@@ -421,87 +477,105 @@ class GradScaler(torch.amp.GradScaler):
     def _clip_optimizers(
         self, optimizers: list[Any], max_norm: float, norm_type: float
     ) -> Tensor:
-        scale, _ = self._check_scale_growth_tracker("clip_grad_norm_")
+        scale, _ = self._required("clip_grad_norm_")
         alone = len(optimizers) == 1 and not self._iteration.params_clips
         steps, norms = [], []
         for optimizer in optimizers:
-            step = self._open_step(optimizer)
+            step = self._open(optimizer)
             stage = self._iteration.stage(step)
             if stage is OptState.STEPPED:
                 raise messages.clipped_late(optimizer)
             ready = stage is OptState.READY
-            allow_fp16 = self._allow_fp16 or (ready and unscales_itself(optimizer))
-            if step.voice is not None:
-                step.voice.clips(max_norm, norm_type)
-            known = None if ready else step.unscaled_norm(norm_type)
+            if step.channel is not None:
+                step.channel.clips(max_norm, norm_type)
+            factor = known = None
+            if ready:
+                fp16 = self._allow_fp16 or step.mode is not StepMode.FLAG
+                limit = max_norm if alone and norm_type == 2.0 else None
+                behind = step.read(
+                    self._scale_of_grads,
+                    allow_fp16=fp16,
+                    norm_type=norm_type,
+                    max_norm=limit,
+                )
+                made = step.decision
+                if limit is not None and made is not None and step.clip is None:
+                    # Read and decided in one go, the clip included.
+                    return step.take_clip(made)
+                factor = inverse(behind)
+                if step.clip is not None:
+                    factor = factor * step.clip.coef
+            else:
+                known = step.unscaled_norm(norm_type)
+                factor = torch.ones_like(scale)
+                if known is None:
+                    made = step.decision
+                    fp16 = self._allow_fp16
+                    step.read(lambda _: scale, allow_fp16=fp16, norm_type=norm_type)
+                    step.decision = made
+            if known is None and step.stats is not None:
+                norm = step.stats.norm
+                known = None if norm is None else norm * factor
             if known is not None:
-                steps.append((step, torch.ones_like(scale)))
-                norms.append(known)
-                continue
-            step.read(allow_fp16=allow_fp16, home=scale.device, norm_type=norm_type)
-            if alone and ready and norm_type == 2.0:
-                decision = step.decide(self._scale_behind(step), max_norm)
-                if decision is not None:
-                    return decision.norm
-            if step.reading is not None and step.reading.norm is not None:
-                factor = self._multiplier(step) if ready else torch.ones_like(scale)
                 steps.append((step, factor))
-                norms.append(step.reading.norm * factor)
+                norms.append(known)
         if not norms:
             return torch.zeros_like(scale)
         norm = combine_norms(norms, norm_type).float()
         for step, factor in steps:
-            self._clip_step(step, clip_of(norm, max_norm, factor))
+            clip = clip_of(norm, max_norm, factor)
+            unscaled = self._iteration.stage(step) is not OptState.READY
+            step.add_clip(clip, unscaled=unscaled)
+            if unscaled:
+                self._iteration.also_skip(step, clip.found)
         return norm
-
-    def _clip_step(self, step: OpenStep, clip: Clip) -> None:
-        step.clip, step.decision = clip.after(step.clip), None
-        if self._iteration.stage(step) is OptState.READY:
-            return
-        assert step.gradients is not None
-        multiply_(step.gradients.tensors, clip.coef, step.gradients.kind)
-        step.clip = step.clip.applied()
-        step.close()
-        self._iteration.also_skip(step, clip.found)
 
     def _clip_params(
         self, params: list[Tensor], max_norm: float, norm_type: float
     ) -> Tensor:
-        """Clip bare parameters at once: no step is known to fold the clip into."""
-        scale, ledger = self._books("clip_grad_norm_")
-        voice = self._voice(-1, params) if ranks_are_there() else None
-        copies = None if voice is None else voice.copies
+        """Clip bare parameters at once: their optimizers are not known."""
+        scale, state = self._required("clip_grad_norm_")
+        channel = self._channel(-1, params) if is_distributed() else None
         try:
-            gradients = gather(
-                params, allow_fp16=True, names=(self._model,), copies=copies
+            gradients = collect(
+                params,
+                allow_fp16=True,
+                names=(self._model,),
+                copies=None if channel is None else channel.copies,
             )
         except GradientError:
-            if voice is not None:
-                voice.refuse()
+            if channel is not None:
+                channel.refuse()
             raise
-        if not gradients.tensors and voice is None:
+        if not gradients.tensors and channel is None:
             return torch.zeros_like(scale)
-        self._iteration.take_up(params, self._model)
-        steps = self._iteration.unscaled()
+        iteration = self._iteration
+        iteration.resume(params, self._model)
+        steps = iteration.unscaled()
         unscaled = {id(param) for param in params_of(steps)}
-        by_hand = not self._iteration.scaled and self._iteration.seen_in_last(params)
-        behind = scale if by_hand else ledger.used_scale
-        first = not unscaled and not self._iteration.params_clips
-        if first and host_may_act() and self._monitor.meter.wanted:
-            # The clip is written at once: later there is nothing left to count in.
-            key, groups = hash(tuple(map(id, params))), [{"params": params}]
+        by_hand = not iteration.scaled and iteration.ended_in_last(params)
+        behind = scale if by_hand else state.used_scale
+        first = not unscaled and not iteration.params_clips
+        if first and self._monitor.meter.wanted and can_touch_host():
+            # The clip is written at once: later the gradients are unscaled.
             namer: Any = self._model
             if namer is None:
-                namer = self._roots.of(key, groups)
+                namer = self._monitor.model_lookup.of_params(params)
             self._monitor.meter.sample(gradients, behind, (namer,))
-        inv_scale = inverse(behind)
-        clip = clip_params_(gradients, unscaled, inv_scale, max_norm, norm_type, voice)
+        clip = clip_params_(
+            gradients,
+            unscaled,
+            inverse(behind),
+            max_norm,
+            norm_type,
+            None if channel is None else channel.agree_on_norm,
+        )
         clipped = frozenset(map(id, params))
         for step in steps:
-            if self._iteration.concerns(clipped, step):
-                step.close()
-                self._iteration.also_skip(step, clip.found)
-        self._iteration.params_clips.append((clipped, clip))
+            if iteration.affects(clipped, step):
+                step.mark_used()
+                iteration.also_skip(step, clip.found)
+        iteration.params_clips.append((clipped, clip))
         return clip.norm
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> float | None:
@@ -513,90 +587,81 @@ class GradScaler(torch.amp.GradScaler):
             What `optimizer.step` returned, or None if it was not called.
         """
         if not self._enabled:
-            self._disabled_book.step(optimizer)
+            self._disabled_steps.step(optimizer)
             return optimizer.step(*args, **kwargs)
         if (args and callable(args[0])) or kwargs.get("closure") is not None:
             raise messages.closure_given()
         kwargs.pop("closure", None)
-        self._check_scale_growth_tracker("step")
-        if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.STEPPED:
+        self._required("step")
+        step = self._open(optimizer)
+        state = self._iteration.states[id(optimizer)]
+        if state["stage"] is OptState.STEPPED:
             raise messages.stepped_before()
-        if self._starts_anew() and host_may_act():
-            self._watchman.warn_without_state(optimizer, self._init_scale)
-        if way_of(optimizer) is Way.OLDER:
+        if not self._iteration.settled and not self._loaded and can_touch_host():
+            moves = isinstance(self._policy, DynamicScale)
+            self._warn.without_state(optimizer, self._init_scale, moves=moves)
+        if step.mode is StepMode.OLDER:
             returned = self._step_older_protocol(optimizer, args, kwargs)
         else:
-            returned = self._step_checked(optimizer, args, kwargs)
-        self._per_optimizer_states[id(optimizer)]["stage"] = OptState.STEPPED
+            self._prepare(step, state)
+            returned = self._apply(step, state, args, kwargs)
+        state["stage"] = OptState.STEPPED
         return returned
 
-    def _starts_anew(self) -> bool:
-        """Return whether the scaler moves, has loaded nothing, and never updated."""
-        moves = isinstance(self._policy, DynamicScale)
-        return moves and not self._loaded and not self._iteration.settled
-
-    def _step_checked(self, optimizer: Any, args: Any, kwargs: Any) -> float | None:
-        scale, ledger = self._books("step")
-        step = self._open_step(optimizer)
-        state = self._per_optimizer_states[id(optimizer)]
-        way = way_of(optimizer)
-        fused = way is not Way.FLAG
+    def _prepare(self, step: OptimizerStep, state: dict[str, Any]) -> None:
+        """Read the gradients and decide; unscale them if the optimizer does not."""
+        optimizer = step.optimizer
         if state["stage"] is OptState.UNSCALED:
             if self._recheck and state["found_inf_per_device"]:
-                self._look_again(step, state)
-        elif fused and not step.shares_with(self._iteration.steps.values()):
-            self._check_inf_per_device(optimizer)
-            if step.gradients is not None and step.gradients.shared:
-                # The kernel would divide one memory twice.
-                self.unscale_(optimizer)
-        else:
-            self.unscale_(optimizer)
-        if not state["found_inf_per_device"]:
-            self._watchman.warn_no_gradients(optimizer)
-            return None
-        if not fused:
-            return self._maybe_opt_step(optimizer, state, *args, **kwargs)
-        found_inf = skip_of(state, scale.device, step.skip)
-        if prepare_momentum(optimizer) and found_inf.item():
-            messages.tell_scheduler(optimizer)
-            return None
-        grad_scale = leftover = None
-        if state["stage"] is OptState.READY:
-            # Not there if somebody has overridden the check.
-            told = step.divisor is not None
-            grad_scale = step.divisor if told else self._grad_scale(step)
-            left = found_inf if way is Way.FUSED else ledger.one
-            leftover = left, self._scale_behind(step)
-        seen = step.seen() if way is Way.OWN and leftover is not None else None
-        if way is Way.FUSED and step.reader is not None:
-            found_inf = step.reader.stand_in.flag(optimizer, found_inf)
-        with handed_over(optimizer, grad_scale, found_inf, seen):
-            returned = optimizer.step(*args, **kwargs)
-        step.close(leftover, written=seen is None)
-        return returned
-
-    def _maybe_opt_step(
-        self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> float | None:
-        scale, _ = self._check_scale_growth_tracker("step")
-        step = self._iteration.steps.get(id(optimizer))
-        flag = None if step is None else step.flag
-        if flag is not None and flag.stands_for(
-            optimizer_state["found_inf_per_device"]
+                self._check_again(step, state)
+        elif step.mode is StepMode.FLAG or step.shares_with(
+            self._iteration.steps.values()
         ):
-            skip = flag.value()
+            self.unscale_(optimizer)
         else:
-            # Nothing was sent ahead, or the decision has changed since.
-            skip = bool(skip_of(optimizer_state, scale.device).item())
-        if skip:
-            messages.tell_scheduler(optimizer)
+            self._check_inf_per_device(optimizer)
+            if step.snapshot is not None and step.snapshot.shared:
+                # The kernel would divide the same memory twice.
+                step.decision = None
+                self.unscale_(optimizer)
+
+    def _apply(
+        self, step: OptimizerStep, state: dict[str, Any], args: Any, kwargs: Any
+    ) -> float | None:
+        """Let the optimizer step, or skip."""
+        optimizer = step.optimizer
+        flags = state["found_inf_per_device"]
+        if not flags:
+            self._warn.no_gradients(optimizer)
             return None
-        return optimizer.step(*args, **kwargs)
+        if step.mode is StepMode.FLAG:
+            return self._maybe_opt_step(optimizer, state, *args, **kwargs)
+        scale, device_state = self._required("step")
+        skip = skip_of(flags, step, scale.device)
+        if prepare_momentum(optimizer) and skip.item():
+            messages.mark_called(optimizer)
+            return None
+        grad_scale = leftover = snapshot = None
+        if state["stage"] is OptState.READY:
+            behind = self._scale_of_grads(step)
+            # Not decided if a subclass checks the gradients by itself.
+            made = step.decision
+            grad_scale = behind if made is None else made.grad_scale
+            left = skip if step.mode is StepMode.FUSED else device_state.one
+            leftover = left, behind
+            if step.mode is StepMode.OWN and step.snapshot is not None:
+                snapshot = step.snapshot if step.snapshot.kind is not None else None
+        if step.mode is StepMode.FUSED and id(optimizer) in self._entries:
+            skip = self._entries[id(optimizer)].stand_in.flag(optimizer, skip)
+        with lent(optimizer, grad_scale, skip, snapshot):
+            returned = optimizer.step(*args, **kwargs)
+        step.mark_used(leftover, written=snapshot is None)
+        return returned
 
     def _step_older_protocol(
         self, optimizer: Any, args: Any, kwargs: Any
     ) -> float | None:
-        # The words of torch: filters out there match them.
+        # Same message as torch, so existing warning filters still match.
         warnings.warn(
             "GradScaler is going to stop passing itself as a keyword argument to the "
             "passed optimizer. In the near future GradScaler registers `grad_scale: "
@@ -607,15 +672,25 @@ class GradScaler(torch.amp.GradScaler):
         )
         return optimizer.step(*args, grad_scaler=self, **kwargs)
 
-    def _look_again(self, step: OpenStep, state: dict[str, Any]) -> None:
-        scale, _ = self._check_scale_growth_tracker("step")
-        skip, found, amax = skip_of(state, scale.device), step.found, step.amax
-        again = self._look(step, torch.ones_like(skip), skip, True)
-        # `amax` is of the scaled gradients: the first look's.
-        step.amax = amax
-        if found is not None and step.found is not None:
-            step.found = torch.maximum(found, step.found)
-        state["found_inf_per_device"] = again
+    def _check_again(self, step: OptimizerStep, state: dict[str, Any]) -> None:
+        """Read gradients that were unscaled once more, as `recheck` asks."""
+        scale, _ = self._required("step")
+        before = step.decision
+        skip = skip_of(state["found_inf_per_device"], step, scale.device)
+        ones = torch.ones_like(scale)
+        step.read(lambda _: ones, allow_fp16=True)
+        if step.stats is None:
+            return
+        found = step.stats.found(ones)
+        skip = torch.maximum(skip, found)
+        if before is not None:
+            # `amax` stays that of the scaled gradients.
+            found = torch.maximum(before.found, found)
+            step.decision = before._replace(found=found, skip=skip, multiplier=ones)
+        devices = list(state["found_inf_per_device"])
+        state["found_inf_per_device"] = {
+            device: skip.to(device, non_blocking=True) for device in devices
+        }
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Move the scale and end the step. No host sync.
@@ -623,53 +698,73 @@ class GradScaler(torch.amp.GradScaler):
         Args:
             new_scale: Taken instead of the rule's. A number outside the policy's
                 bounds is refused. A tensor on a device is not read on the host:
-                outside the bounds, it is ignored and reported two steps later.
+                outside the bounds, it is ignored and reported some updates later.
         """
         if not self._enabled:
-            self._disabled_book.update()
+            self._disabled_steps.update()
             return
-        scale, ledger = self._books("update")
-        forced = messages.checked_scale(new_scale, self._policy, self._device, scale)
-        parts, idle = self._parts()
-        may_act = host_may_act()
-        if parts:
-            settle(
+        scale, state = self._required("update")
+        forced = None
+        if new_scale is not None:
+            forced = messages.checked_scale(
+                new_scale, self._policy, self._device, scale
+            )
+        steps, idle = self._summaries(scale, state)
+        if steps:
+            hold = self._guard == "raise" and (
+                is_single_process() or self._ranks.losses_are_known
+            )
+            update_(
                 self._policy,
-                self._state(),
-                ledger,
-                parts,
-                hold_on_bad_loss=self._guard == "raise" and self._losses_are_known(),
+                self._scaling(),
+                state,
+                steps,
+                hold_on_bad_loss=hold,
                 forced_scale=forced,
                 kernels=self._kernels,
-                mailbox=self._mailbox if may_act else None,
             )
         elif forced is not None:
-            force_scale(self._policy, self._state(), ledger, forced)
+            force_scale_(self._policy, self._scaling(), state, forced)
         elif not idle:
             raise messages.nothing_to_update()
         if idle:
             accounts = [self._account(key) for key in idle]
-            settle_idle(ledger, accounts, whole=not parts)
-        has_loss = self._iteration.losses > 0
-        self._iteration.end(ledger.used_scale)
-        settled, monitor = self._iteration.settled, self._monitor
-        heard = may_act and bool(parts or idle)
-        if heard and not monitor.pass_by(settled, self._mailbox, has_loss):
-            self._hear(ledger, has_loss)
+            update_idle_(state, accounts, whole=not steps)
+        self._iteration.end(state.used_scale)
+        if (steps or idle) and can_touch_host():
+            self._monitor.end_update(self, state, self._iteration.settled)
 
-    def _hear(self, ledger: Ledger, has_loss: bool) -> None:
-        """Take note of the update, and act on the facts that are due."""
-        self._monitor.look(ledger, self._iteration.settled)
-        late = self._mailbox.exchange(ledger, has_loss=has_loss)
-        if not self._monitor.put_off(late):
-            self._act_on_late_facts(late)
-
-    def _losses_are_known(self) -> bool:
-        """Return whether this rank knows the losses of all that share its scale."""
-        return lone() or self._ranks.losses_are_known
+    def _summaries(
+        self, scale: Tensor, state: DeviceState
+    ) -> tuple[list[StepSummary], list[int]]:
+        """Return the step of each optimizer, and the keys of those without one."""
+        iteration = self._iteration
+        found, idle = [], []
+        for key, entry in iteration.states.items():
+            flags, stage = entry["found_inf_per_device"], entry["stage"]
+            if flags:
+                step = iteration.steps.get(key) or OptimizerStep()
+                made = step.decision
+                clip = step.clip or iteration.params_clip_of(step)
+                skip = skip_of(flags, step, scale.device)
+                found.append(
+                    StepSummary(
+                        account=self._account(key),
+                        scale=state.used_scale if step.scale is None else step.scale,
+                        stepped=stage is OptState.STEPPED,
+                        skip=skip,
+                        found=skip if made is None else made.found,
+                        norm_found=None if made is None else made.norm_found,
+                        norm=None if clip is None else clip.norm,
+                        amax=None if made is None else made.amax,
+                    )
+                )
+            elif stage is not OptState.READY and key in iteration.steps:
+                idle.append(key)
+        return found, idle
 
     def join_hook(self, **kwargs: Any) -> Any:
-        """Return what gives a rank that ran out of data the scale of the others.
+        """Return the hook that gives a rank without data the scale of the others.
 
         For `torch.distributed.algorithms.join.Join([model, scaler])`.
         """
@@ -679,56 +774,14 @@ class GradScaler(torch.amp.GradScaler):
 
     @property
     def join_device(self) -> torch.device:
-        """Where the scaler lives, as `Join` asks."""
+        """The scaler's device, for `Join`."""
         return torch.device(self._device)
 
     @property
     def join_process_group(self) -> Any:
-        """The ranks that join, as `Join` asks."""
+        """The ranks that join, for `Join`."""
         given = self._process_group
         return torch.distributed.group.WORLD if given is None else given
-
-    def _act_on_late_facts(self, late: list[LateRow] | None) -> None:
-        _, ledger = self._books("update")
-        try:
-            self._monitor.begin(self, self._mailbox, ledger)
-            self._monitor.see(late, self.state_dict)
-            for one in late or ():
-                self._watchman.act(one.row, self._policy, lambda: self.last)
-        except (ScaleCollapsed, HopelessRun) as error:
-            if isinstance(error, ScaleCollapsed):
-                self._monitor.hurry(self.state_dict)
-            # Who catches it goes on: what is on its way must not raise again.
-            self._mailbox.clear()
-            self._monitor.clear()
-            raise
-
-    def _parts(self) -> tuple[list[Part], list[int]]:
-        """Return what each optimizer contributes, and the keys of the idle ones."""
-        scale, ledger = self._books("update")
-        steps = self._iteration.steps
-        parts, idle = [], []
-        for key, state in self._per_optimizer_states.items():
-            if state["found_inf_per_device"]:
-                step = steps.get(key) or OpenStep()
-                clip = step.clip
-                if clip is None:
-                    clip = self._iteration.params_clip_of(step)
-                skip = skip_of(state, scale.device, step.skip)
-                part = Part(
-                    account=self._account(key),
-                    scale=ledger.used_scale if step.scale is None else step.scale,
-                    stepped=state["stage"] is OptState.STEPPED,
-                    skip=skip,
-                    found=skip if step.found is None else step.found,
-                    norm_found=step.norm_found,
-                    norm=None if clip is None else clip.norm,
-                    amax=step.amax,
-                )
-                parts.append(part)
-            elif state["stage"] is not OptState.READY and key in steps:
-                idle.append(key)
-        return parts, idle
 
     def reset(self, optimizer: Any = None) -> None:
         """Forget an iteration that is abandoned: no step, no move of the scale.
@@ -736,7 +789,7 @@ class GradScaler(torch.amp.GradScaler):
         The gradients are left as they are; zero them before the next backward.
 
         Args:
-            optimizer: Forget only what concerns this one.
+            optimizer: Forget only this one.
         """
         if not self._enabled:
             return
@@ -744,8 +797,9 @@ class GradScaler(torch.amp.GradScaler):
             self._iteration.abandon()
         else:
             self._iteration.forget(optimizer)
-        if not self._iteration.steps and self._ledger is not None:
-            self._ledger.fields.loss_trace.zero_()
+        if not self._iteration.steps and self._state is not None:
+            self._state.fields.loss_trace.zero_()
+            self._state.fields.loss.fill_(float("nan"))
         self._monitor.meter.forget()
 
     @property
@@ -756,16 +810,16 @@ class GradScaler(torch.amp.GradScaler):
         of one optimizer.
         """
         if not self._enabled:
-            return self._disabled_book.outcome()
+            return self._disabled_steps.outcome()
         settled = self._iteration.settled
-        if self._ledger is None or not settled:
+        if self._state is None or not settled:
             return None
-        return outcome_of(self._ledger.total, self._accounts, settled)
+        return outcome_of(self._state.total, self._accounts(), settled)
 
     @property
     def applied_steps(self) -> StepCount:
         """How many steps were taken; `applied_steps[optimizer]` for one. Syncs."""
-        return self._count(0) if self._enabled else self._disabled_book.applied()
+        return self._count(0) if self._enabled else self._disabled_steps.applied()
 
     @property
     def skipped_steps(self) -> StepCount:
@@ -773,16 +827,16 @@ class GradScaler(torch.amp.GradScaler):
         return self._count(1) if self._enabled else StepCount(0, {})
 
     def _count(self, place: int) -> StepCount:
-        if self._ledger is None:
+        if self._state is None:
             return StepCount(self._resumed.total()[place], {})
-        return count_of(self._ledger.total, self._accounts, place)
+        return count_of(self._state.total, self._accounts(), place)
 
     def postfix(self) -> str:
         """Return the scale and the skips for a progress bar. Syncs."""
         skipped = self.skipped_steps
         return postfix(self.get_scale(), skipped, skipped + self.applied_steps)
 
-    def diagnose(self, closure: Callable[[], Any]) -> Diagnosis:
+    def diagnose(self, closure: Callable[[], Any]) -> Location:
         """Replay a batch that failed, and name where a value stopped being finite.
 
         At the scale of the last step. Nothing of the model changes. Syncs.
@@ -791,13 +845,13 @@ class GradScaler(torch.amp.GradScaler):
             closure: Runs the forward pass of the batch, under autocast if training
                 does, and returns the loss before scaling.
         """
-        _, ledger = self._books("diagnose")
+        _, state = self._required("diagnose")
         model = self._model
         if model is None:
-            model = root_of(params_of(list(self._iteration.settled.values())))
+            model = find_model(params_of(list(self._iteration.settled.values())))
         if model is None:
             raise messages.no_model()
-        return diagnose(model, closure, ledger.used_scale)
+        return diagnose(model, closure, state.used_scale)
 
     def write_bundle(
         self, folder: str | os.PathLike[str] = ".", *, batch: Any = None
@@ -805,7 +859,7 @@ class GradScaler(torch.amp.GradScaler):
         """Write the evidence of the last steps into a folder of its own. Syncs.
 
         Facts of the last 50 steps, the last finding, the scaler's state and versions;
-        what is in it, its manifest says. `guard="raise"` writes one by itself.
+        its manifest lists the files. `guard="raise"` writes one before it raises.
 
         Args:
             folder: Where the new one goes.
@@ -950,62 +1004,80 @@ class GradScaler(torch.amp.GradScaler):
         self.__dict__.update(state)
         self._begin()
 
-    def _found_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
-        return self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-
-    def _state(self) -> FixedState | ScaleState:
+    def _scaling(self) -> FixedState | ScaleState:
         """Return the tensors that hold the policy's state."""
-        scale, ledger = self._books("update")
+        scale, state = self._required("update")
         if isinstance(self._policy, DynamicScale):
-            return ScaleState(scale, self._growth_tracker, ledger.debt)
+            return ScaleState(scale, self._growth_tracker, state.debt)
         return FixedState(scale)
 
-    def _open_step(self, optimizer: Any) -> OpenStep:
+    def _open(self, optimizer: Any) -> OptimizerStep:
+        """Return the step of an optimizer, made with its first call since an update."""
         key = id(optimizer)
-        known = self._iteration.steps.get(key)
-        # Asked for in every call, and furnished once.
-        if known is not None and known.furnished:
-            return known
-        if key not in self._accounts and not torch.compiler.is_compiling():
-            if self._ledger is not None:
-                self._account(key)
-            # The key is an address: it dies with the optimizer. One with __slots__
-            # cannot be watched; its account stays.
-            with suppress(TypeError):
-                weakref.finalize(optimizer, self._accounts.pop, key, None)
-                weakref.finalize(optimizer, self._readers.pop, key, None)
-                weakref.finalize(optimizer, self._ranks.forget, key)
-        step = self._iteration.open(optimizer, self._namer(optimizer))
-        if step.reader is None and not torch.compiler.is_compiling():
-            if key not in self._readers:
-                self._readers[key] = Reader(self._kernels)
-            step.reader = self._readers[key]
-        if step.voice is None and self._ledger is not None and ranks_are_there():
-            step.voice = self._voice(key, step.params())
-        step.furnished = step.reader is not None and self._ledger is not None
+        step = self._iteration.steps.get(key)
+        if step is not None and (step.reader is not None or self._state is None):
+            return step
+        step = self._iteration.open(optimizer, self._name_source(optimizer))
+        if torch.compiler.is_compiling():
+            if self._state is not None and is_distributed():
+                step.channel = self._channel(key, step.params())
+            return step
+        step.reader = self._entry(optimizer).reader
+        if step.channel is None and self._state is not None and is_distributed():
+            step.channel = self._channel(key, step.params())
         return step
 
-    def _namer(self, optimizer: Any) -> Any:
-        """Return what names the parameters, if anything does."""
+    def _entry(self, optimizer: Any) -> OptimizerEntry:
+        key = id(optimizer)
+        if key not in self._entries:
+            self._entries[key] = OptimizerEntry(
+                None, GradReader(self._kernels), StandIn(self._kernels)
+            )
+            # The key is an address: it dies with the optimizer. One with __slots__
+            # cannot be watched; its entry stays.
+            with suppress(TypeError):
+                weakref.finalize(optimizer, self._entries.pop, key, None)
+                weakref.finalize(optimizer, self._ranks.forget, key)
+        if self._state is not None:
+            self._account(key)
+        return self._entries[key]
+
+    def _name_source(self, optimizer: Any) -> Any:
+        """Return the model, or a reference to it, that names the parameters."""
         if self._model is not None or torch.compiler.is_compiling():
             return self._model
-        # Looked for only where names are written down.
-        return self._roots.behind(optimizer) if self._monitor.heard else None
+        # Searched for only where names are written down.
+        if not self._monitor.recorded:
+            return None
+        return self._monitor.model_lookup.of_optimizer(optimizer)
 
-    def _voice(self, key: int, params: list[Tensor]) -> Voice | None:
-        """Return how to speak to other ranks; None where this one decides alone."""
-        scale, ledger = self._books("step")
-        # The place of an optimizer among all is the same on all ranks, unlike its key.
-        who = dict(zip(self._accounts, count())).get(key, -1)
+    def _channel(self, key: int, params: list[Tensor]) -> RankChannel | None:
+        """Return the channel to other ranks; None where this one decides alone."""
+        scale, state = self._required("step")
+        # The index of an optimizer is the same on all ranks, unlike its key.
+        keys = list(self._entries)
+        index = keys.index(key) if key in self._entries else -1
         settings = self._policy, self._guard
-        return self._ranks.voice(key, params, ledger, scale, settings, who)
+        return self._ranks.channel(key, params, state, scale, settings, index)
 
     def _account(self, key: int) -> Account:
-        if key not in self._accounts:
-            _, ledger = self._books("update")
-            counts = self._resumed.next_tally(len(self._accounts))
-            self._accounts[key] = new_account(ledger.debt.device, *counts)
-        return self._accounts[key]
+        assert self._state is not None
+        entry = self._entries.get(key)
+        if entry is None:
+            reader, stand_in = GradReader(self._kernels), StandIn(self._kernels)
+            entry = self._entries[key] = OptimizerEntry(None, reader, stand_in)
+        if entry.account is None:
+            known = len(self._accounts())
+            counts = self._resumed.next_tally(known)
+            entry.account = new_account(self._state.debt.device, *counts)
+        return entry.account
+
+    def _accounts(self) -> dict[int, Account]:
+        return {
+            key: entry.account
+            for key, entry in self._entries.items()
+            if entry.account is not None
+        }
 
     def _report_late_backward(self, params: list[Tensor]) -> None:
         steps = self._iteration.steps.values()

@@ -6,11 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch.devices import moved
+from gradscale.torch.devices import to_device
 
 HALVES = (torch.float16, torch.bfloat16)
-# Larger outputs are not looked at: their gradients will tell.
-LARGEST_LOSS = 4096
 
 
 def times(output: Tensor, scale: Tensor) -> Tensor:
@@ -21,20 +19,7 @@ def times(output: Tensor, scale: Tensor) -> Tensor:
     """
     if output.dtype in HALVES and output.numel() == 1:
         output = output.float()
-    return output * moved(scale, output.device)
-
-
-def trace_of(output: Tensor) -> Tensor | None:
-    """Return 0 if every element is finite, else NaN; None if it is not looked at.
-
-    Too large and sparse outputs are not. The trace is f32[] or real of another width.
-    """
-    if output.numel() > LARGEST_LOSS or output.layout is not torch.strided:
-        return None
-    output = output.detach()
-    traces = 0.0 * (torch.view_as_real(output) if output.is_complex() else output)
-    # Most are a number already: one operation less.
-    return traces.reshape(()) if traces.numel() == 1 else traces.sum()
+    return output * to_device(scale, output.device)
 
 
 def map_outputs(outputs: Any, one: Callable[[Tensor], Tensor]) -> Any:

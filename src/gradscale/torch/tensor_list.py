@@ -91,17 +91,21 @@ def numbers(values: Iterable[int]) -> Numbers:
     return array("q", list(values))
 
 
-def untouched(
-    params: list[Tensor], tensors: Sequence[Tensor], begins: Numbers, marks: Numbers
-) -> bool:
-    """Return whether the gradients are these tensors, there and in these versions."""
+def are_grads(params: list[Tensor], last: GradSnapshot, marks: Numbers) -> bool:
+    """Return whether the gradients of `params` still are those of a snapshot.
+
+    Args:
+        params: All parameters behind it, those without a gradient too.
+        last: The snapshot, of which the memory is compared.
+        marks: The versions that its tensors must have.
+    """
     now = list(map(_GRAD, params))
-    if len(now) != len(tensors):
+    if len(now) != len(last.tensors):
         now = [grad for grad in now if grad is not None]
     return (
-        same(now, tensors)
-        and addresses(tensors) == begins
-        and versions(tensors) == marks
+        same(now, last.tensors)
+        and addresses(last.tensors) == last.addresses
+        and versions(last.tensors) == marks
     )
 
 

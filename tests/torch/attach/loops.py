@@ -1,4 +1,4 @@
-"""Small trainings with one of torch's scalers, for comparison bit by bit."""
+"""Small training loops, for bitwise comparison of scalers."""
 
 import gc
 import time
@@ -16,10 +16,9 @@ def net():
 
 
 def await_end(path):
-    """Have what nobody holds any more collected, and wait for the end of its file.
+    """Collect garbage and wait until the run file of a deleted scaler is closed.
 
-    The collector may have run in the thread that writes, before this; the file is
-    then closed in a third one.
+    If the collector ran in the writer thread before, another thread closes the file.
     """
     gc.collect()
     until = time.monotonic() + 60.0
@@ -34,9 +33,9 @@ def train(scaler, model, *, fused=False, unscale=False, steps=12, bad=(), dead=(
     Args:
         scaler: Any scaler.
         model: What `net` returned.
-        fused: With the optimizer that unscales by itself.
+        fused: Use the fused optimizer, which unscales by itself.
         unscale: Unscale and clip before the step.
-        steps: How many.
+        steps: Number of steps.
         bad: Steps in which a gradient of the last layer overflows.
         dead: Steps in which the loss is NaN.
     """

@@ -1,4 +1,4 @@
-"""Ours in place of torch's: made by their classes, recorded, unnoticed."""
+"""Patched torch classes return recording scalers that behave like torch's."""
 
 import json
 import warnings
@@ -17,7 +17,7 @@ SETTINGS = {"init_scale": 2.0**10, "growth_interval": 4}
 
 @pytest.fixture
 def place(tmp_path):
-    """Put ours in place for one test; return the folder of the run file."""
+    """Install the patch for one test; return the folder of the run file."""
     (tmp_path / "notes").touch()
     environment = {
         "GRADSCALE_RUN_FILE": str(tmp_path / "run.gs"),
@@ -29,14 +29,14 @@ def place(tmp_path):
 
 
 def torchs_own(*args, **kwargs):
-    """Return a scaler of torch's own, whatever is in place."""
+    """Return an unpatched torch scaler."""
     scaler = object.__new__(torch.amp.GradScaler)
     ORIGINAL(scaler, *args, **kwargs)
     return scaler
 
 
 def noted(folder):
-    """Return what was noted, line by line."""
+    """Return the lines of the notes."""
     return [json.loads(line) for line in (folder / "notes").read_text().splitlines()]
 
 
@@ -63,7 +63,7 @@ def test_losses_scales_and_weights_are_torchs_bit_by_bit(tmp_path, fused, unscal
     assert ends[0] == ends[1]
 
 
-def test_a_scaler_that_is_gone_leaves_a_whole_file(place):
+def test_a_deleted_scaler_leaves_a_complete_file(place):
     model = net()
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     train(scaler, model, steps=7, bad=(4,))
@@ -85,7 +85,7 @@ def test_a_run_of_one_step_is_recorded(place):
         assert [row.scale for row in run.steps()] == [1024.0]
 
 
-def test_what_is_made_and_written_is_noted(place):
+def test_scalers_and_files_are_reported_in_the_notes(place):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     torch.amp.GradScaler("cpu", enabled=False)
     train(scaler, net(), steps=1)
@@ -96,7 +96,7 @@ def test_what_is_made_and_written_is_noted(place):
     ]
 
 
-def test_what_others_are_warned_of_is_written_and_not_said(place):
+def test_warnings_are_written_into_the_file_and_not_issued(place):
     scaler, model = torch.amp.GradScaler("cpu", **SETTINGS), net()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 4)).sum().backward()
@@ -105,7 +105,7 @@ def test_what_others_are_warned_of_is_written_and_not_said(place):
         # A script may turn every warning into an error.
         warnings.simplefilter("error")
         scaler.scale(model(torch.ones(1, 4)).sum()).backward()
-        # The optimizer has steps behind it, and the scaler has none.
+        # The optimizer has state and the scaler has none, which is worth a warning.
         scaler.step(optimizer)
         scaler.update()
     scaler.close()
@@ -114,7 +114,7 @@ def test_what_others_are_warned_of_is_written_and_not_said(place):
 
 
 @pytest.mark.parametrize("kind", ["fused, torch's", "ours"])
-def test_where_torch_would_go_on_without_gradients_so_does_the_script(place, kind):
+def test_a_step_without_gradients_is_accepted_where_torch_accepts_it(place, kind):
     params = [torch.nn.Parameter(torch.ones(1))]
     optimizer = torch.optim.SGD(params, lr=0.1, fused=kind != "ours")
     scaler = (GradScaler if kind == "ours" else torch.amp.GradScaler)("cpu")
@@ -122,7 +122,7 @@ def test_where_torch_would_go_on_without_gradients_so_does_the_script(place, kin
     assert scaler.step(optimizer) is None
 
 
-def test_an_optimizer_without_gradients_ends_the_script_as_torch_does(place):
+def test_a_step_without_gradients_raises_where_torch_raises(place):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     ours, theirs = torch.amp.GradScaler("cpu", **SETTINGS), torchs_own("cpu")
     messages = []
@@ -137,7 +137,7 @@ def test_an_optimizer_without_gradients_ends_the_script_as_torch_does(place):
         assert [event.code for event in run.events()] == ["GS103"]
 
 
-def test_a_file_that_cannot_be_made_stops_nothing(place):
+def test_a_file_that_cannot_be_created_does_not_stop_the_run(place):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     scaler._record._wanted = place / "none" / "run.gs"
     assert len(train(scaler, net(), steps=4)) == 4
@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_made_stops_nothing(place):
     assert "GS308" in trouble
 
 
-def test_our_own_scaler_is_recorded_too(place):
+def test_a_gradscale_scaler_is_recorded_too(place):
     scaler = GradScaler("cpu", **SETTINGS, guard="raise")
     train(scaler, net(), steps=3)
     del scaler
@@ -154,7 +154,7 @@ def test_our_own_scaler_is_recorded_too(place):
         assert len(list(run.steps())) == 3
 
 
-def test_a_record_that_the_script_asks_for_is_left_to_it(place):
+def test_a_record_that_the_script_asks_for_is_not_replaced(place):
     scaler = GradScaler("cpu", **SETTINGS, record=place / "own.gs")
     train(scaler, net(), steps=4)
     scaler.close()
@@ -162,7 +162,7 @@ def test_a_record_that_the_script_asks_for_is_left_to_it(place):
     assert {"file": str(place / "own.gs")} in noted(place)
 
 
-def test_once_undone_torchs_classes_make_their_own(tmp_path):
+def test_without_the_patch_torchs_classes_create_torchs_scalers(tmp_path):
     names = ("GRADSCALE_RUN_FILE", "GRADSCALE_RUN_NOTES")
     install(dict.fromkeys(names, str(tmp_path / "none")))()
     scaler = torch.amp.GradScaler("cpu", 8.0, growth_interval=3)

@@ -1,4 +1,4 @@
-"""Watching a scaler that is not ours: all is seen, nothing is changed."""
+"""watch() records a scaler of another library and changes nothing."""
 
 import copy
 import math
@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradscale.errors import ConfigError
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, watch
+from gradscale.torch.attach.watch import read_peaks
 from tests.torch.attach.loops import await_end, net, train
 
 SETTINGS = {"init_scale": 2.0**10, "growth_interval": 4}
@@ -31,7 +32,7 @@ def bits(model):
 
 @pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
 @pytest.mark.parametrize("unscale", [False, True], ids=["step", "unscale_"])
-def test_weights_losses_and_scales_are_those_of_a_scaler_alone(
+def test_weights_losses_and_scales_are_the_same_as_without_watch(
     tmp_path, fused, unscale
 ):
     how = {"fused": fused, "unscale": unscale, "bad": (3, 9)}
@@ -84,7 +85,7 @@ def test_the_largest_magnitude_is_that_of_the_scaled_gradients(tmp_path):
         assert [row.amax for row in run.steps()] == [1280.0]
 
 
-def test_a_loss_that_is_not_finite_is_told_from_an_overflow(tmp_path):
+def test_a_loss_that_is_not_finite_is_distinguished_from_an_overflow(tmp_path):
     model, scaler = net(), torch.amp.GradScaler("cpu", **SETTINGS)
     with watch(scaler, model, record=tmp_path / "run.gs"):
         train(scaler, model, steps=8, dead=(4,))
@@ -114,7 +115,7 @@ def test_no_host_sync_is_added(tmp_path):
     assert reads(watched=True) == reads(watched=False)
 
 
-def test_after_detach_the_scaler_is_as_it_was(tmp_path):
+def test_detach_restores_the_scaler(tmp_path):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     before = set(vars(scaler))
     watching = watch(scaler, record=tmp_path / "run.gs")
@@ -135,7 +136,7 @@ def test_a_copy_of_a_watched_scaler_is_not_watched(tmp_path):
     assert len(rows(tmp_path / "run.gs")) == 3
 
 
-def test_a_scaler_that_is_gone_leaves_a_whole_file(tmp_path):
+def test_a_deleted_scaler_leaves_a_complete_file(tmp_path):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     watch(scaler, record=tmp_path / "run.gs")
     train(scaler, net(), steps=5)
@@ -146,14 +147,14 @@ def test_a_scaler_that_is_gone_leaves_a_whole_file(tmp_path):
         assert run.meta["end"]["state"] == "closed"
 
 
-def test_what_holds_a_scaler_may_be_given_instead(tmp_path):
+def test_an_object_with_a_scaler_attribute_is_accepted(tmp_path):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     with watch(SimpleNamespace(scaler=scaler), record=tmp_path / "run.gs"):
         train(scaler, net(), steps=3)
     assert len(rows(tmp_path / "run.gs")) == 3
 
 
-def test_the_file_tells_whose_scaler_it_was(tmp_path):
+def test_the_file_names_the_class_of_the_scaler(tmp_path):
     scaler = ShardedGradScaler("cpu", init_scale=2.0**7)
     with (
         watch(scaler, record=tmp_path / "run.gs"),
@@ -168,7 +169,7 @@ def test_the_file_tells_whose_scaler_it_was(tmp_path):
         assert run.meta["policy"]["growth_interval"] == 4
 
 
-def test_a_disabled_scaler_is_left_alone(tmp_path):
+def test_a_disabled_scaler_is_not_recorded(tmp_path):
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     with watch(scaler, record=tmp_path / "run.gs"):
         train(scaler, net(), steps=2)
@@ -188,7 +189,7 @@ def test_two_optimizers_are_one_row(tmp_path):
         assert [(row.applied, row.amax) for row in run.steps()] == [(True, 32.0)]
 
 
-def test_a_scale_that_is_only_set_is_no_step(tmp_path):
+def test_setting_the_scale_is_not_a_step(tmp_path):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     with watch(scaler, record=tmp_path / "run.gs"):
         train(scaler, net(), steps=1)
@@ -197,12 +198,12 @@ def test_a_scale_that_is_only_set_is_no_step(tmp_path):
     assert [row[1] for row in rows(tmp_path / "run.gs")] == [1024.0, 64.0]
 
 
-def test_our_own_scaler_is_refused(tmp_path):
+def test_a_gradscale_scaler_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="Pass record= to the scaler"):
         watch(GradScaler("cpu"), record=tmp_path / "run.gs")
 
 
-def test_what_is_no_scaler_is_refused_by_its_type(tmp_path):
+def test_an_object_that_is_no_scaler_is_refused_by_its_type(tmp_path):
     with pytest.raises(ConfigError, match=r"given a Linear.*Pass the scaler itself"):
         watch(torch.nn.Linear(1, 1), record=tmp_path / "run.gs")
 
@@ -230,7 +231,7 @@ def test_an_overflow_right_after_a_growth_is_a_probe(tmp_path):
     ]
 
 
-def test_gradients_that_were_unscaled_before_are_not_taken_for_scaled_ones(tmp_path):
+def test_gradients_that_were_unscaled_before_are_not_read_as_scaled(tmp_path):
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
@@ -241,3 +242,62 @@ def test_gradients_that_were_unscaled_before_are_not_taken_for_scaled_ones(tmp_p
         scaler.update()
     with open_run(tmp_path / "run.gs") as run:
         assert [(row.applied, row.amax) for row in run.steps()] == [(True, 0.0)]
+
+
+# --- reading gradients ---------------------------------------------------------------
+
+
+def peaks_of(**grads):
+    """Return the peaks of parameters with these gradients, by name."""
+    model = torch.nn.Module()
+    for name, grad in grads.items():
+        shape = () if grad is None else grad.shape
+        dtype = torch.float32 if grad is None else grad.dtype
+        param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+        param.grad = grad
+        model.register_parameter(name, param)
+    return read_peaks(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def test_the_largest_magnitude_of_all_and_of_each_gradient_is_read():
+    peaks = peaks_of(a=torch.tensor([1.0, -5.0]), b=torch.tensor([math.inf, 0.0]))
+    assert peaks.peak.item() == math.inf
+    assert peaks.named() == {"a": 5.0, "b": math.inf}
+
+
+def test_a_nan_gives_a_nan_peak():
+    peaks = peaks_of(a=torch.tensor([math.inf, math.nan]), b=torch.tensor([2.0]))
+    assert math.isnan(peaks.peak.item())
+    assert math.isnan(peaks.named()["a"])
+    assert peaks.named()["b"] == 2.0
+
+
+def test_real_and_imaginary_parts_count_each():
+    grad = torch.tensor([3.0 - 7.0j], dtype=torch.complex64)
+    assert peaks_of(a=grad).peak.item() == 7.0
+
+
+def test_a_sparse_gradient_is_not_coalesced():
+    grad = torch.sparse_coo_tensor([[1, 1]], [2.0, math.inf], (4,))
+    peaks = peaks_of(a=grad)
+    assert peaks.named() == {"a": math.inf}
+    assert not grad.is_coalesced()
+
+
+def test_gradients_of_different_dtypes_have_one_peak():
+    half = torch.tensor([math.inf], dtype=torch.float16)
+    peaks = peaks_of(a=torch.tensor([9.0], dtype=torch.float64), b=half)
+    assert peaks.peak.item() == math.inf
+    assert peaks.named() == {"b": math.inf}
+
+
+def test_missing_and_empty_gradients_are_ignored():
+    peaks = peaks_of(a=None, b=torch.zeros(0))
+    assert (peaks.peak, peaks.named()) == (None, {})
+
+
+def test_nothing_is_written_to_the_gradients():
+    grad = torch.tensor([1.0, math.inf])
+    version = grad._version
+    peaks_of(a=grad)
+    assert grad._version == version

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from tests.torch.letter_writing import write
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradscale import ScaleCollapsed
@@ -11,8 +12,7 @@ from gradscale.torch import GradScaler
 from gradscale.torch import scaler as scalers
 from gradscale.torch.device_state import host_copy as mailbox
 from gradscale.torch.device_state.host_copy import LAG, Mailbox, _Copy
-from gradscale.torch.device_state.layout import RING, ROW, new_ledger
-from tests.torch.letter_writing import write
+from gradscale.torch.device_state.layout import RING, ROW, new_device_state
 from tests.torch.training import INF, iterate, parameter
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ class Run:
     by = "copies"
 
     def __init__(self, step=0):
-        self.ledger, self.box = new_ledger(CPU, 8.0), Mailbox()
+        self.ledger, self.box = new_device_state(CPU, 8.0), Mailbox()
         self.step = step
         self.ledger.total.set_tally(step, 0)
 
@@ -262,7 +262,7 @@ def test_one_copy_carries_all_of_it(kind, monkeypatch):
 
 
 def test_the_tally_and_the_ring_lie_apart_on_the_sheet():
-    ledger = new_ledger(CPU, 8.0)
+    ledger = new_device_state(CPU, 8.0)
     ledger.sheet.fill_(-1)
     ledger.ring.zero_()
     assert ledger.total.tally.tolist() == [-1, -1, -1]
@@ -273,7 +273,7 @@ def test_the_tally_and_the_ring_lie_apart_on_the_sheet():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_pinned_copys_are_made_once_and_reused():
-    ledger, box = new_ledger(torch.device("cuda"), 8.0), Mailbox()
+    ledger, box = new_device_state(torch.device("cuda"), 8.0), Mailbox()
     addresses = set()
     for _ in range(4 * LAG):
         ledger.total.tally[0].add_(1)

@@ -12,7 +12,7 @@ from gradscale.torch.device_state.layout import (
     RING,
     ROW,
     new_account,
-    new_ledger,
+    new_device_state,
     record_of,
 )
 from gradscale.torch.device_state.update import Part, force_scale, settle, settle_idle
@@ -67,7 +67,7 @@ def _policies(growth, backoff):
 @given(_policies([2.0, 4.0], [0.5, 0.25]), st.lists(st.booleans(), max_size=30))
 @settings(max_examples=60, database=None, deadline=None)
 def test_tensors_move_as_the_rule_on_python_floats_says(policy, flags):
-    state, ledger = _state(policy), new_ledger(CPU, policy.init_scale)
+    state, ledger = _state(policy), new_device_state(CPU, policy.init_scale)
     plain = policy.init_state()
     for finite in flags:
         _settle(policy, state, ledger, _part(float(not finite)))
@@ -78,7 +78,7 @@ def test_tensors_move_as_the_rule_on_python_floats_says(policy, flags):
 @given(_policies([1.5, 1.001], [0.7, 0.999]), st.booleans())
 @settings(max_examples=60, database=None, deadline=None)
 def test_a_factor_that_is_no_power_of_two_is_within_one_ulp_a_move(policy, finite):
-    state, ledger = _state(policy), new_ledger(CPU, policy.init_scale)
+    state, ledger = _state(policy), new_device_state(CPU, policy.init_scale)
     _settle(policy, state, ledger, _part(float(not finite)))
     seen = Observed(finite, 2.0, True)
     plain = policy.next_state(policy.init_state(), seen, PYTHON.where)
@@ -89,7 +89,7 @@ def test_a_factor_that_is_no_power_of_two_is_within_one_ulp_a_move(policy, finit
 
 def test_the_tensors_of_the_state_stay_the_same():
     policy = DynamicScale(growth_interval=1)
-    state, ledger = _state(policy), new_ledger(CPU, policy.init_scale)
+    state, ledger = _state(policy), new_device_state(CPU, policy.init_scale)
     kept = [id(value) for value in state]
     dtypes = [value.dtype for value in state]
     _settle(policy, state, ledger, _part())
@@ -100,7 +100,7 @@ def test_the_tensors_of_the_state_stay_the_same():
 
 def test_a_fixed_state_does_not_move():
     policy = StaticScale(scale=8.0)
-    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    state, ledger = _state(policy), new_device_state(CPU, 8.0)
     assert isinstance(state, FixedState)
     _settle(policy, state, ledger, _part(1.0))
     assert state.scale.item() == 8.0
@@ -108,7 +108,7 @@ def test_a_fixed_state_does_not_move():
 
 def test_one_bad_part_moves_the_scale_for_all():
     policy = DynamicScale(init_scale=8.0)
-    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    state, ledger = _state(policy), new_device_state(CPU, 8.0)
     _settle(policy, state, ledger, _part(), _part(1.0), _part())
     assert state.scale.item() == 4.0
 
@@ -116,7 +116,7 @@ def test_one_bad_part_moves_the_scale_for_all():
 @pytest.mark.parametrize(("forced", "scale"), [(32.0, 32.0), (0.0, 8.0), (1e39, 8.0)])
 def test_a_scale_from_a_device_is_taken_within_the_bounds_only(forced, scale):
     policy = DynamicScale(init_scale=8.0)
-    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    state, ledger = _state(policy), new_device_state(CPU, 8.0)
     _settle(policy, state, ledger, _part(), forced=forced)
     assert state.scale.item() == scale
     assert bool(ledger.fields.refused) is (scale == 8.0)
@@ -126,7 +126,7 @@ def test_a_scale_from_a_device_is_taken_within_the_bounds_only(forced, scale):
 @pytest.mark.parametrize(("forced", "scale"), [(32.0, 32.0), (0.0, 8.0)])
 def test_a_scale_can_be_set_without_a_step(forced, scale):
     policy = DynamicScale(init_scale=8.0)
-    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    state, ledger = _state(policy), new_device_state(CPU, 8.0)
     force_scale(policy, state, ledger, torch.tensor(forced))
     assert state.scale.item() == scale
     assert ledger.total.counts() == (0, 0)
@@ -135,7 +135,7 @@ def test_a_scale_can_be_set_without_a_step(forced, scale):
 @pytest.mark.parametrize(("hold", "scale"), [(False, 4.0), (True, 8.0)])
 def test_a_bad_loss_holds_the_state_where_asked(hold, scale):
     policy = DynamicScale(init_scale=8.0)
-    state, ledger = _state(policy), new_ledger(CPU, 8.0)
+    state, ledger = _state(policy), new_device_state(CPU, 8.0)
     ledger.fields.loss_trace.fill_(float("nan"))
     _settle(policy, state, ledger, _part(1.0), hold=hold)
     assert state.scale.item() == scale
@@ -145,7 +145,7 @@ def test_a_bad_loss_holds_the_state_where_asked(hold, scale):
 
 def test_bad_steps_at_the_floor_are_counted_and_a_good_one_ends_the_count():
     policy = DynamicScale(init_scale=2.0, min_scale=2.0)
-    state, ledger = _state(policy), new_ledger(CPU, 2.0)
+    state, ledger = _state(policy), new_device_state(CPU, 2.0)
     counts = []
     for skip in (1.0, 1.0, 0.0, 1.0):
         _settle(policy, state, ledger, _part(skip))
@@ -154,7 +154,7 @@ def test_bad_steps_at_the_floor_are_counted_and_a_good_one_ends_the_count():
 
 
 def test_a_row_is_read_back_as_the_record_it_was():
-    ledger, part = new_ledger(CPU, 8.0), _part(norm=5.0)
+    ledger, part = new_device_state(CPU, 8.0), _part(norm=5.0)
     _settle(DynamicScale(init_scale=8.0), _state(DynamicScale()), ledger, part)
     expected = StepRecord(
         step=1,
@@ -170,14 +170,14 @@ def test_a_row_is_read_back_as_the_record_it_was():
 
 
 def test_a_part_that_did_not_step_is_neither_applied_nor_skipped():
-    ledger, part = new_ledger(CPU, 8.0), _part(stepped=False)
+    ledger, part = new_device_state(CPU, 8.0), _part(stepped=False)
     _settle(DynamicScale(init_scale=8.0), _state(DynamicScale()), ledger, part)
     assert part.account.counts() == (0, 0)
     assert not _record(part.account).applied
 
 
 def test_an_idle_account_says_that_nothing_was_read():
-    ledger, account = new_ledger(CPU, 8.0), new_account(CPU, applied=4, skipped=1)
+    ledger, account = new_device_state(CPU, 8.0), new_account(CPU, applied=4, skipped=1)
     settle_idle(ledger, [account], whole=True)
     assert account.counts() == (4, 1)
     record = _record(account)
@@ -187,7 +187,7 @@ def test_an_idle_account_says_that_nothing_was_read():
 
 
 def test_a_bad_loss_without_gradients_is_not_held_against_the_next_step():
-    policy, ledger = DynamicScale(init_scale=8.0), new_ledger(CPU, 8.0)
+    policy, ledger = DynamicScale(init_scale=8.0), new_device_state(CPU, 8.0)
     ledger.fields.loss_trace.fill_(float("nan"))
     settle_idle(ledger, [], whole=True)
     assert not _record(ledger.total).loss_finite
@@ -196,7 +196,7 @@ def test_a_bad_loss_without_gradients_is_not_held_against_the_next_step():
 
 
 def test_an_optimizer_that_is_idle_beside_others_leaves_the_total_alone():
-    ledger, account = new_ledger(CPU, 8.0), new_account(CPU)
+    ledger, account = new_device_state(CPU, 8.0), new_account(CPU)
     settle_idle(ledger, [account], whole=False)
     assert account.tally.tolist() == [1, 0, 0]
     assert ledger.total.tally.tolist() == [0, 0, 0]
@@ -204,7 +204,7 @@ def test_an_optimizer_that_is_idle_beside_others_leaves_the_total_alone():
 
 
 def test_the_row_of_each_step_goes_to_its_place_in_the_ring():
-    policy, ledger, rows = DynamicScale(init_scale=8.0), new_ledger(CPU, 8.0), []
+    policy, ledger, rows = DynamicScale(init_scale=8.0), new_device_state(CPU, 8.0), []
     state = _state(policy)
     for skip in (0.0, 1.0, 0.0):
         _settle(policy, state, ledger, _part(skip))
@@ -219,7 +219,7 @@ def test_the_row_of_each_step_goes_to_its_place_in_the_ring():
 
 @pytest.mark.parametrize("updates", [RING - 1, RING, 7 * RING + 5])
 def test_the_ring_goes_round_by_the_count_of_updates(updates):
-    policy, ledger = DynamicScale(init_scale=8.0), new_ledger(CPU, 8.0)
+    policy, ledger = DynamicScale(init_scale=8.0), new_device_state(CPU, 8.0)
     ledger.total.set_tally(updates, 0)
     _settle(policy, _state(policy), ledger, _part())
     assert ledger.ring.any(dim=1).nonzero().tolist() == [[updates % RING]]

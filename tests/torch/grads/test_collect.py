@@ -8,8 +8,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from gradscale.errors import GradientError
-from gradscale.torch.grads import collect as gathering
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads import collect as collecting
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import read
 from tests.torch.training import INF, parameter, sparse
 
@@ -29,12 +29,12 @@ def _holding(*grads):
 
 
 def test_gradients_without_elements_count_and_are_not_read():
-    found = gather(_holding(torch.zeros(0), torch.zeros(3, 0)), allow_fp16=False)
+    found = collect(_holding(torch.zeros(0), torch.zeros(3, 0)), allow_fp16=False)
     assert (found.present, found.tensors) == (2, [])
 
 
 def test_parameters_without_a_gradient_are_passed_over():
-    found = gather([parameter(2), *_holding(torch.ones(3))], allow_fp16=False)
+    found = collect([parameter(2), *_holding(torch.ones(3))], allow_fp16=False)
     assert (found.present, len(found.tensors)) == (1, 1)
 
 
@@ -43,27 +43,27 @@ def test_duplicates_of_a_sparse_gradient_are_summed_before_they_are_read(dtype):
     most = torch.finfo(dtype).max
     (param,) = _holding(torch.zeros(4, dtype=dtype))
     param.grad = sparse([1, 1, 2], [most, most, 1.0], 4, dtype=dtype)
-    assert read(gather([param], allow_fp16=True), CPU).found(ONE).item() == 1.0
+    assert read(collect([param], allow_fp16=True), CPU).found(ONE).item() == 1.0
     assert param.grad.is_coalesced()
 
 
 def test_duplicates_that_cancel_are_finite():
     (param,) = _holding(torch.zeros(4))
     param.grad = sparse([1, 1], [3e38, -3e38], 4)
-    assert read(gather([param], allow_fp16=True), CPU).amax().item() == 0.0
+    assert read(collect([param], allow_fp16=True), CPU).amax().item() == 0.0
 
 
 def test_a_sparse_gradient_without_entries_counts():
     (param,) = _holding(torch.zeros(4))
     param.grad = sparse([], torch.zeros(0), 4)
-    found = gather([param], allow_fp16=False)
+    found = collect([param], allow_fp16=False)
     assert (found.present, found.tensors) == (1, [])
 
 
 def test_a_sparse_gradient_of_rows_is_read():
     (param,) = _holding(torch.zeros(4, 3))
     param.grad = sparse([0, 2], [[1.0, 2.0, -9.0], [0.0, 0.0, 1.0]], 4)
-    assert read(gather([param], allow_fp16=False), CPU).amax().item() == 9.0
+    assert read(collect([param], allow_fp16=False), CPU).amax().item() == 9.0
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_a_sparse_gradient_of_rows_is_read():
 def test_an_expanded_gradient_is_written_out(grad):
     (param,) = _holding(torch.zeros(grad.shape))
     param.grad = grad
-    (tensor,) = gather([param], allow_fp16=False).tensors
+    (tensor,) = collect([param], allow_fp16=False).tensors
     assert param.grad is tensor
     assert param.grad.is_contiguous()
     assert torch.equal(param.grad, grad)
@@ -82,14 +82,14 @@ def test_an_expanded_gradient_is_written_out(grad):
 
 def test_a_negated_gradient_is_written_out():
     (param,) = _holding(torch._neg_view(torch.tensor([1.0, -2.0])))
-    gradients = gather([param], allow_fp16=False)
+    gradients = collect([param], allow_fp16=False)
     assert not param.grad.is_neg()
     assert gradients.tensors[0].tolist() == param.grad.tolist() == [-1.0, 2.0]
 
 
 def test_a_conjugated_gradient_is_written_out():
     (param,) = _holding(torch.tensor([1.0 + 2.0j]).conj())
-    gradients = gather([param], allow_fp16=False)
+    gradients = collect([param], allow_fp16=False)
     assert gradients.tensors[0].tolist() == [[1.0, -2.0]]
     gradients.tensors[0].mul_(2.0)
     assert param.grad.tolist() == [2.0 - 4.0j]
@@ -99,7 +99,7 @@ def test_a_gradient_of_inference_mode_is_written_out():
     (param,) = _holding(torch.zeros(2))
     with torch.inference_mode():
         param.grad = torch.tensor([1.0, 2.0])
-    gradients = gather([param], allow_fp16=False)
+    gradients = collect([param], allow_fp16=False)
     assert not param.grad.is_inference()
     assert gradients.tensors[0].tolist() == [1.0, 2.0]
 
@@ -107,7 +107,7 @@ def test_a_gradient_of_inference_mode_is_written_out():
 def test_a_dimension_of_one_does_not_make_a_gradient_expanded():
     (param,) = _holding(torch.zeros(3, 1))
     param.grad = grad = torch.ones(3).as_strided((3, 1), (1, 0))
-    gather([param], allow_fp16=False)
+    collect([param], allow_fp16=False)
     assert param.grad is grad
 
 
@@ -115,7 +115,7 @@ def test_a_dimension_of_one_does_not_make_a_gradient_expanded():
 def test_a_shared_gradient_is_entered_once(alias):
     a, b = _holding(torch.ones(3), torch.ones(3))
     b.grad = alias(a.grad)
-    found = gather([a, b], allow_fp16=False)
+    found = collect([a, b], allow_fp16=False)
     assert (found.present, len(found.tensors), found.shared) == (2, 1, True)
 
 
@@ -123,7 +123,7 @@ def test_slices_of_one_buffer_are_gradients_of_their_own():
     buffer = torch.ones(6)
     a, b = _holding(torch.zeros(4), torch.zeros(2))
     a.grad, b.grad = buffer[:4], buffer[4:]
-    found = gather([a, b], allow_fp16=False)
+    found = collect([a, b], allow_fp16=False)
     assert (len(found.tensors), found.shared) == (2, False)
 
 
@@ -144,7 +144,7 @@ def test_gradients_that_overlap_are_refused_by_name(second):
     a.grad, b.grad = buffer, other
     optimizer = torch.optim.SGD([a, b], lr=1.0)
     with pytest.raises(GradientError, match=r"\['params'\]\[[01]\].*overlaps.*GS106"):
-        gather([a, b], allow_fp16=False, names=(optimizer,))
+        collect([a, b], allow_fp16=False, names=(optimizer,))
 
 
 def test_a_dtype_that_cannot_be_unscaled_is_refused_by_name():
@@ -152,7 +152,7 @@ def test_a_dtype_that_cannot_be_unscaled_is_refused_by_name():
     param.grad = torch.zeros(2).to(torch.float8_e4m3fn)
     optimizer = torch.optim.SGD([param], lr=1.0)
     with pytest.raises(GradientError, match=r"\[0\].*float8_e4m3fn.*keep it out"):
-        gather([param], allow_fp16=False, names=(optimizer,))
+        collect([param], allow_fp16=False, names=(optimizer,))
 
 
 def test_a_complex_sparse_gradient_is_refused_by_name():
@@ -160,17 +160,17 @@ def test_a_complex_sparse_gradient_is_refused_by_name():
     param.grad = sparse([1], [1 + 1j], 4)
     optimizer = torch.optim.SGD([param], lr=1.0)
     with pytest.raises(GradientError, match=r"\[0\] has a complex sparse gradient"):
-        gather([param], allow_fp16=False, names=(optimizer,))
+        collect([param], allow_fp16=False, names=(optimizer,))
 
 
 def test_what_a_collective_has_yet_to_deliver_is_waited_for():
     inner = torch.tensor([1.0, INF])
     params = _holding(inner)
     params[0].grad = AsyncCollectiveTensor(inner)
-    (tensor,) = gather(params, allow_fp16=False).tensors
+    (tensor,) = collect(params, allow_fp16=False).tensors
     assert type(tensor) is torch.Tensor
     assert tensor.data_ptr() == inner.data_ptr()
-    assert read(gather(params, allow_fp16=False), CPU).found(ONE) == 1.0
+    assert read(collect(params, allow_fp16=False), CPU).found(ONE) == 1.0
 
 
 def test_a_gradient_without_memory_of_its_own_is_refused_by_name():
@@ -178,7 +178,7 @@ def test_a_gradient_without_memory_of_its_own_is_refused_by_name():
     params = _holding(inner)
     params[0].grad = TwoTensor(inner, inner)
     with pytest.raises(GradientError, match="has a gradient of class TwoTensor"):
-        gather(params, allow_fp16=False)
+        collect(params, allow_fp16=False)
 
 
 def test_float16_is_refused_with_torchs_words_and_the_names():
@@ -186,7 +186,7 @@ def test_float16_is_refused_with_torchs_words_and_the_names():
     model.weight.grad = torch.ones_like(model.weight)
     model.bias.grad = torch.ones_like(model.bias)
     with pytest.raises(ValueError, match="Attempting to unscale FP16") as caught:
-        gather(model.parameters(), allow_fp16=False, names=(model,))
+        collect(model.parameters(), allow_fp16=False, names=(model,))
     (note,) = caught.value.__notes__
     assert "The gradients of weight, bias are float16." in note
     assert "allow_fp16=True" in note
@@ -196,7 +196,7 @@ def test_of_many_float16_gradients_eight_are_named():
     params = _holding(*(torch.ones(1, dtype=torch.float16) for _ in range(10)))
     optimizer = torch.optim.SGD(params, lr=1.0)
     with pytest.raises(GradientError) as caught:
-        gather(params, allow_fp16=False, names=(optimizer,))
+        collect(params, allow_fp16=False, names=(optimizer,))
     (note,) = caught.value.__notes__
     assert "['params'][7] and 2 more are float16" in note
 
@@ -204,7 +204,7 @@ def test_of_many_float16_gradients_eight_are_named():
 def test_a_subclass_of_tensor_is_read():
     (param,) = _holding(torch.ones(2))
     param.grad = torch.nn.Parameter(torch.tensor([1.0, INF]))
-    assert read(gather([param], allow_fp16=False), CPU).found(ONE).item() == 1.0
+    assert read(collect([param], allow_fp16=False), CPU).found(ONE).item() == 1.0
 
 
 def _slices(buffer, *sizes):
@@ -214,19 +214,19 @@ def _slices(buffer, *sizes):
 
 def test_slices_of_one_buffer_take_the_fast_path(monkeypatch):
     params = _slices(torch.ones(9), 4, 2, 3)
-    monkeypatch.setattr(gathering, "_gather_any", None)
-    found = gather(params, allow_fp16=False)
+    monkeypatch.setattr(collecting, "_collect_any", None)
+    found = collect(params, allow_fp16=False)
     assert all(map(is_, found.tensors, [param.grad for param in params]))
     assert found.kind == (CPU, torch.float32)
 
 
 def test_slices_that_come_to_overlap_are_refused_after_all():
     params, buffer = _slices(torch.ones(9), 4, 2, 3), torch.ones(9)
-    gather(params, allow_fp16=False)
+    collect(params, allow_fp16=False)
     params[1].grad = buffer[2:4]
     params[2].grad = buffer[3:6]
     with pytest.raises(GradientError, match="overlaps"):
-        gather(params, allow_fp16=False)
+        collect(params, allow_fp16=False)
 
 
 @pytest.mark.parametrize("what", ["dtype", "order", "sparse", "empty"])
@@ -240,4 +240,4 @@ def test_slices_beside_another_kind_have_no_common_kind(what):
             "empty": torch.zeros(0),
         }[what]
     )
-    assert gather(params, allow_fp16=False).kind is None
+    assert collect(params, allow_fp16=False).kind is None

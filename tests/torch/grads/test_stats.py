@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscale.torch.grads import read_plain as plain_reading
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.read_plain import CHUNK, SMALL, read_on_device, read_on_host
 from gradscale.torch.grads.stats import read
 from tests.torch.training import INF, NAN, TOLERANCE
@@ -31,7 +31,7 @@ def _holding(*grads):
 
 
 def _read(*grads, norm_type=None):
-    return read(gather(_holding(*grads), allow_fp16=True), CPU, norm_type)
+    return read(collect(_holding(*grads), allow_fp16=True), CPU, norm_type)
 
 
 def _found(*grads, multiplier=1.0):
@@ -189,7 +189,7 @@ def test_reading_writes_nothing():
 def test_a_reading_carries_no_graph():
     (param,) = _holding(torch.ones(2))
     param.grad = torch.ones(2, requires_grad=True) * 2.0
-    reading = read(gather([param], allow_fp16=False), CPU, 2.0)
+    reading = read(collect([param], allow_fp16=False), CPU, 2.0)
     assert not reading.norm.requires_grad
     assert not reading.amax().requires_grad
 
@@ -239,7 +239,7 @@ def test_the_norm_of_complex_numbers_is_that_of_their_halves():
 
 def _culprits(*grads, multiplier=1.0):
     params = _holding(*grads)
-    reading = read(gather(params, allow_fp16=True), CPU)
+    reading = read(collect(params, allow_fp16=True), CPU)
     blamed = {id(param) for param in reading.culprits(torch.tensor(multiplier))}
     return [i for i, param in enumerate(params) if id(param) in blamed]
 

@@ -4,7 +4,7 @@ import torch
 
 from gradscale import DynamicScale
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.torch.device_state.layout import new_account, new_ledger
+from gradscale.torch.device_state.layout import new_account, new_device_state
 from gradscale.torch.device_state.update import Part, settle
 
 
@@ -15,7 +15,7 @@ class Books:
         self.mailbox = mailbox
         self.policy, self.device, self.kind = policy, device, kind
         first = policy.init_state()
-        self.ledger = new_ledger(device, first.scale)
+        self.ledger = new_device_state(device, first.scale)
         self.account = new_account(device, applied=5, skipped=2)
         scale = torch.tensor(first.scale, device=device)
         self.state = FixedState(scale)

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gradscale.torch import kernels
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import read
 from gradscale.torch.kernels import interpreted
 from gradscale.torch.kernels import read as reading
@@ -237,7 +237,7 @@ def test_lists_that_are_read_together_have_tables_of_their_own(device):
     for param, value in zip(params, (3.0, 2.0), strict=True):
         param.grad = torch.full_like(param, value)
     params[0].grad[-1] = 5.0
-    gradients = gather(params, allow_fp16=False, copies={id(params[1]): 2.0})
+    gradients = collect(params, allow_fp16=False, copies={id(params[1]): 2.0})
     ours = read(gradients, device, 2.0, Reader("triton"))
     plain = read(gradients, device, 2.0)
     assert len(ours.kinds) == 2

@@ -12,7 +12,7 @@ class Enlarge(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        """Hand on what came."""
+        """Return a copy."""
         return x.clone()
 
     @staticmethod
@@ -32,13 +32,13 @@ class Block(nn.Module):
         self.poison = None
 
     def forward(self, x):
-        """Add what the two layers make of the normalised input."""
+        """Add the two layers applied to the normalised input."""
         hidden = torch.nn.functional.gelu(self.up(self.norm(x)))
         if self.poison == "backward":
             hidden = Enlarge.apply(hidden)
         out = self.down(hidden)
         if self.poison == "forward":
-            # 300 squared is beyond float16, and a product with it is.
+            # 65000 * 300 overflows float16.
             out = out.abs() * 300.0 + 65000.0
             out = out * 300.0
         return x + out
@@ -61,7 +61,7 @@ class Net(nn.Module):
 
 
 def poisoned(layer, direction, depth=DEPTH):
-    """Return a net, one block of which loses values in one direction."""
+    """Return a net, one block of which overflows in one direction."""
     torch.manual_seed(0)
     net = Net(depth)
     if layer is not None:

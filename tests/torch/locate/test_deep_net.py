@@ -1,9 +1,9 @@
-"""One poisoned layer of 24 is named, forward and backward, by both instruments."""
+"""The replay and the hooks name one poisoned layer of 24, in both directions."""
 
 import pytest
 
 from gradscale.torch.locate.diagnose import diagnose
-from gradscale.torch.locate.module_hooks import Armed
+from gradscale.torch.locate.module_hooks import ModuleHooks
 from tests.torch.locate.nets import DEPTH, loss_of, poisoned
 
 LAYERS = range(DEPTH)
@@ -21,36 +21,36 @@ def test_the_replay_names_the_poisoned_layer(layer, direction):
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_the_armed_hooks_alone_name_the_poisoned_layer(layer, direction):
+def test_the_module_hooks_name_the_poisoned_layer(layer, direction):
     net = poisoned(layer, direction)
-    armed = Armed()
-    armed.arm(net)
+    hooks = ModuleHooks()
+    hooks.enable(net)
     try:
         loss = loss_of(net)
         scaled = loss * 1024.0
-        armed.watch_loss(scaled, loss)
+        hooks.watch_loss(scaled, loss)
         scaled.backward()
-        found = armed.finding(1024.0)
+        found = hooks.locate(1024.0)
     finally:
-        armed.disarm()
+        hooks.disable()
     assert (found.module, found.direction) == (f"layers.{layer}", direction)
     assert found.kind == "inf"
 
 
-def test_the_healthy_twin_is_found_healthy_by_the_replay():
+def test_the_healthy_twin_is_finite_for_the_replay():
     net = poisoned(None, None)
     assert not diagnose(net, lambda: loss_of(net), 1024.0).found
 
 
-def test_the_healthy_twin_is_found_healthy_by_the_armed_hooks():
+def test_the_healthy_twin_is_finite_for_the_module_hooks():
     net = poisoned(None, None)
-    armed = Armed()
-    armed.arm(net)
+    hooks = ModuleHooks()
+    hooks.enable(net)
     try:
         loss = loss_of(net)
         scaled = loss * 1024.0
-        armed.watch_loss(scaled, loss)
+        hooks.watch_loss(scaled, loss)
         scaled.backward()
-        assert not armed.finding(1024.0).found
+        assert not hooks.locate(1024.0).found
     finally:
-        armed.disarm()
+        hooks.disable()

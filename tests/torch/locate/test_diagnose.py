@@ -1,4 +1,4 @@
-"""What the replay names, for models of many kinds."""
+"""The replay locates the first non-finite value, in models of many kinds."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from tests.torch.locate.nets import poisoned
 
 
 class Around(nn.Module):
-    """Two linear layers with a function of the test's between them."""
+    """Two linear layers with a given function between them."""
 
     def __init__(self, between, dtype=torch.float16):
         super().__init__()
@@ -42,7 +42,7 @@ def diagnosed(model, x=None, scale=1.0):
 # --- ordinary overflow ----------------------------------------------------------------
 
 
-def test_a_backward_that_alone_overflows_is_named_with_the_forward_clean():
+def test_an_overflow_in_backward_alone_is_located_there():
     model = Around(lambda x: x)
     found = diagnosed(model, scale=2.0**17)
     assert (found.direction, found.kind, found.loss_finite) == ("backward", "inf", True)
@@ -50,14 +50,14 @@ def test_a_backward_that_alone_overflows_is_named_with_the_forward_clean():
     assert (found.count, found.elements) == (4, 4)
 
 
-def test_the_scale_at_which_an_overflow_ends_is_found():
+def test_the_largest_scale_without_an_overflow_is_found():
     found = diagnosed(Around(lambda x: x), scale=2.0**17)
-    # The gradient of the last weight is 2 * scale: 2^15 is the last that fits.
+    # The gradient of the last weight is 2 * scale, and 2 * 2^15 overflows float16.
     assert found.fits_at == 2.0**14
-    assert "S <= 2^14 would be needed" in found.before
+    assert "S <= 2^14 is needed" in found.before
 
 
-def test_a_gradient_that_is_bad_at_any_scale_fits_at_none():
+def test_a_gradient_that_overflows_at_any_scale_has_no_fitting_scale():
     model = Around(lambda x: (x - x).sqrt() * 1.0)
     found = diagnosed(model)
     assert (found.direction, found.operation) == ("backward", "sqrt")
@@ -83,7 +83,7 @@ def test_gradients_that_overflow_only_in_their_sum_are_named():
     assert found.tensor == "grad_output"
 
 
-def test_a_finite_batch_says_so_plainly():
+def test_a_finite_batch_is_reported_as_finite():
     found = diagnosed(Around(lambda x: x))
     assert not found.found
     assert found.text().startswith("  where   nowhere: the loss and all gradients are")
@@ -96,7 +96,7 @@ def test_a_functional_operation_between_modules_belongs_to_the_one_that_called_i
     found = diagnosed(Around(lambda x: (x * 300.0) * 300.0))
     assert (found.module, found.module_class) == ("", "Around")
     assert (found.operation, found.tensor, found.peak) == ("mul", "output", 300.0)
-    assert "test_diagnosing.py:" in found.line
+    assert "test_diagnose.py:" in found.line
 
 
 def test_an_overflow_that_turns_into_nan_is_named_before_the_nan():
@@ -120,7 +120,7 @@ def test_an_inf_that_does_not_reach_the_loss_is_no_culprit():
     assert not diagnosed(model).found
 
 
-def test_an_overflow_comes_before_an_infinity_that_the_call_named():
+def test_an_overflow_comes_before_an_infinite_constant():
     mask = torch.tensor([[True, False], [True, False]])
     model = Around(lambda x: x)
 
@@ -133,7 +133,7 @@ def test_an_overflow_comes_before_an_infinity_that_the_call_named():
     assert (found.operation, found.count) == ("mul", 4)
 
 
-def test_a_branch_that_is_not_chosen_shows_only_in_backward():
+def test_a_branch_that_where_discards_is_located_in_backward():
     model = Around(lambda x: torch.where(x > 2.0, torch.log(x - x), x))
     found = diagnosed(model)
     assert (found.direction, found.operation, found.kind) == ("backward", "log", "nan")
@@ -148,7 +148,7 @@ def test_a_weight_that_is_not_finite_is_named():
     assert (found.kind, found.count, found.elements) == ("nan", 1, 4)
 
 
-def test_a_weight_that_shares_memory_with_others_goes_by_its_own_name():
+def test_a_weight_that_shares_memory_with_others_has_its_own_name():
     model = nn.Linear(2, 2)
     memory = torch.tensor([1.0, 1.0, 1.0, 1.0, float("inf"), 1.0])
     model.weight = nn.Parameter(memory[:4].view(2, 2))
@@ -157,7 +157,7 @@ def test_a_weight_that_shares_memory_with_others_goes_by_its_own_name():
     assert (found.tensor, found.kind) == ("parameter bias", "inf")
 
 
-def test_a_sparse_gradient_is_looked_at():
+def test_a_sparse_gradient_is_measured():
     model = nn.Embedding(3, 2, sparse=True).half()
     found = diagnose(model, lambda: model(torch.tensor([1])).float().sum(), 2.0**17)
     assert (found.direction, found.kind, found.count) == ("backward", "inf", 2)
@@ -170,11 +170,13 @@ def test_a_batch_that_is_not_finite_is_named():
     assert (found.tensor, found.module, found.count) == ("input", "first", 1)
 
 
-def test_a_loss_that_only_the_scale_makes_infinite_is_told_apart():
+def test_a_loss_that_overflows_only_when_scaled_is_finite_before_scaling():
     model = Around(lambda x: x, torch.float32)
     x = torch.full((1, 2), 1e30)
     found = diagnose(model, lambda: model(x).sum(), 2.0**40)
     assert (found.loss_finite, found.operation, found.module) == (True, "mul", None)
+    assert found.where == "forward, outside any module, mul, output: 1 of 1 inf"
+    assert "test_diagnose.py:" in found.line
 
 
 # --- models of many kinds -------------------------------------------------------------
@@ -207,7 +209,7 @@ def test_a_checkpointed_layer_is_named(reentrant):
     assert found.module == (None if reentrant else "layers.1")
 
 
-def test_an_overflow_seen_when_a_layer_is_run_again_is_one_of_the_forward_pass():
+def test_an_overflow_in_a_recomputed_layer_belongs_to_the_forward_pass():
     def hidden(x):
         return torch.where(x > 2.0, x * (x * 300.0 * 300.0), x)
 
@@ -262,16 +264,16 @@ class Turn(nn.Module):
         return (torch.complex(x, x) * self.weight).abs()
 
 
-def test_complex_numbers_are_looked_at():
+def test_complex_tensors_are_measured():
     found = diagnosed(Turn(complex(0.0, float("nan"))), ones(torch.float32))
     assert (found.tensor, found.count) == ("parameter weight", 1)
 
 
-def test_finite_complex_numbers_are_well():
+def test_finite_complex_tensors_are_finite():
     assert not diagnosed(Turn(1.0j), ones(torch.float32)).found
 
 
-def test_tied_weights_go_by_their_first_name():
+def test_an_overflow_with_tied_weights_is_located():
     model = Around(lambda x: x)
     model.last.weight = model.first.weight
     found = diagnosed(model, scale=2.0**17)
@@ -300,7 +302,7 @@ def test_bfloat16_has_the_range_of_float32():
     assert not diagnosed(model, ones(torch.bfloat16), scale=2.0**17).found
 
 
-def test_a_module_outside_the_model_goes_by_its_class():
+def test_a_module_outside_the_model_is_named_by_its_class():
     class Loss(nn.Module):
         def forward(self, x):
             return (x.half() * 300.0 * 300.0).sum()
@@ -317,8 +319,8 @@ def test_a_loss_without_a_graph_is_diagnosed_forward_only():
     assert (found.operation, found.kind, found.module) == ("log", "inf", None)
 
 
-def test_a_closure_that_returns_no_loss_is_an_error_that_says_what_to_return():
-    with pytest.raises(ConfigError, match=r"NoneType .* `return loss`"):
+def test_a_closure_that_returns_no_loss_raises_an_error_with_the_remedy():
+    with pytest.raises(ConfigError, match=r"NoneType, .* `return loss`"):
         diagnose(Around(lambda x: x), lambda: None, 1.0)
 
 

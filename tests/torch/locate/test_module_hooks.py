@@ -1,4 +1,4 @@
-"""The armed hooks: what they find, and that nothing stays when they are off."""
+"""Module hooks locate non-finite values and leave nothing behind when disabled."""
 
 import gc
 import weakref
@@ -8,26 +8,26 @@ from torch import nn
 from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
-from gradscale.torch.locate.module_hooks import Armed
+from gradscale.torch.locate.module_hooks import ModuleHooks
 from gradscale.torch.locate.result import order_of_backward
 from tests.torch.locate.nets import loss_of, poisoned
 
 
-def watched(model, loss_of_model, scale=1.0, armed=None):
-    """Run one iteration under hooks and return what they found."""
-    armed = Armed() if armed is None else armed
-    armed.arm(model)
+def watched(model, loss_of_model, scale=1.0, hooks=None):
+    """Run one iteration with hooks enabled and return the location."""
+    hooks = ModuleHooks() if hooks is None else hooks
+    hooks.enable(model)
     try:
         loss = loss_of_model()
         scaled = loss * scale
-        armed.watch_loss(scaled, loss)
+        hooks.watch_loss(scaled, loss)
         scaled.backward()
-        return armed.finding(scale)
+        return hooks.locate(scale)
     finally:
-        armed.disarm()
+        hooks.disable()
 
 
-def hooks():
+def registered():
     tables = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
     return sum(map(len, tables)) + len(modules._global_forward_hooks_always_called)
 
@@ -48,7 +48,7 @@ def half_ones():
     return torch.ones(2, 2).half()
 
 
-# --- findings -------------------------------------------------------------------------
+# --- locations ------------------------------------------------------------------------
 
 
 def test_a_function_between_modules_belongs_to_the_one_that_called_it():
@@ -58,7 +58,7 @@ def test_a_function_between_modules_belongs_to_the_one_that_called_it():
     assert found.context == "between its modules, before last (Linear)"
 
 
-def test_an_output_that_is_written_to_afterwards_is_looked_at_again():
+def test_an_output_that_is_written_to_afterwards_is_measured_again():
     model = Between(lambda x: x.add_(65504.0).add_(65504.0))
     found = watched(model, lambda: model(half_ones()).float().sum())
     assert (found.module, found.direction) == ("", "forward")
@@ -119,17 +119,19 @@ def test_gradients_that_overflow_only_in_their_sum_are_named():
     assert (found.module, found.tensor) == ("first", "grad_output")
 
 
-def test_a_loss_that_is_lost_after_the_last_module_is_told():
+def test_a_loss_that_is_nan_outside_any_module_is_located_there():
     model = Between(lambda x: x)
     found = watched(model, lambda: (model(half_ones()) * 0.0).log().float().sum())
     assert (found.module, found.tensor, found.loss_finite) == (None, "loss", False)
+    assert found.where == "the loss itself, outside any module: 1 of 1 inf"
 
 
-def test_a_loss_that_only_the_scale_makes_infinite_is_told():
+def test_a_loss_that_overflows_only_when_scaled_is_finite_before_scaling():
     model = nn.Linear(1, 1, bias=False)
     nn.init.ones_(model.weight)
     found = watched(model, lambda: model(torch.full((1, 1), 1e30)).sum(), 2.0**40)
     assert (found.tensor, found.loss_finite) == ("scaled loss", True)
+    assert found.where == "the scaled loss, outside any module: 1 of 1 inf"
 
 
 def test_a_checkpointed_layer_is_named():
@@ -145,29 +147,29 @@ def test_a_checkpointed_layer_is_named():
     assert (found.module, found.direction) == ("layers.1", "backward")
 
 
-def test_several_backward_passes_of_one_iteration_are_seen():
+def test_several_backward_passes_of_one_iteration_are_observed():
     net = poisoned(1, "backward", depth=2)
-    armed = Armed()
-    armed.arm(net)
+    hooks = ModuleHooks()
+    hooks.enable(net)
     try:
         for scale in (2.0**-20, 1024.0):
             scaled = loss_of(net) * scale
-            armed.watch_loss(scaled)
+            hooks.watch_loss(scaled)
             scaled.backward()
-        assert armed.finding(1024.0).module == "layers.1"
+        assert hooks.locate(1024.0).module == "layers.1"
     finally:
-        armed.disarm()
+        hooks.disable()
 
 
 def test_the_order_of_backward_is_recorded():
     model = Between(lambda x: x)
-    armed = Armed()
-    watched(model, lambda: model(half_ones()).float().sum(), armed=armed)
-    assert armed.order[:2] == ["last.bias", "last.weight"]
-    assert set(armed.order[2:]) == {"first.bias", "first.weight"}
+    hooks = ModuleHooks()
+    watched(model, lambda: model(half_ones()).float().sum(), hooks=hooks)
+    assert hooks.backward_order[:2] == ["last.bias", "last.weight"]
+    assert set(hooks.backward_order[2:]) == {"first.bias", "first.weight"}
 
 
-def test_a_recorded_order_is_used_and_said():
+def test_a_recorded_order_is_used():
     names = ["a", "b", "c"]
     assert order_of_backward(names, ["b", "c"]) == (["b", "c", "a"], "recorded")
 
@@ -175,7 +177,7 @@ def test_a_recorded_order_is_used_and_said():
 # --- on and off -----------------------------------------------------------------------
 
 
-def test_a_finding_leaves_gradients_as_they_would_be():
+def test_gradients_are_the_same_as_without_hooks():
     net, twin = poisoned(None, None, depth=2), poisoned(None, None, depth=2)
     watched(net, lambda: loss_of(net), 8.0)
     (loss_of(twin) * 8.0).backward()
@@ -183,110 +185,110 @@ def test_a_finding_leaves_gradients_as_they_would_be():
         assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_three_good_steps_disarm():
-    armed = Armed()
-    armed.arm(nn.Linear(1, 1))
-    armed.well()
-    armed.well()
-    assert armed.armed
-    armed.well()
-    assert not armed.armed
+def test_three_finite_steps_disable_the_hooks():
+    hooks = ModuleHooks()
+    hooks.enable(nn.Linear(1, 1))
+    hooks.finite_step()
+    hooks.finite_step()
+    assert hooks.enabled
+    hooks.finite_step()
+    assert not hooks.enabled
 
 
-def test_a_failure_starts_the_count_of_good_steps_again():
-    armed, model = Armed(), nn.Linear(1, 1)
-    armed.arm(model)
-    armed.well()
-    armed.well()
-    armed.arm(model)
-    armed.well()
-    assert armed.armed
-    armed.disarm()
+def test_a_failure_restarts_the_count_of_finite_steps():
+    hooks, model = ModuleHooks(), nn.Linear(1, 1)
+    hooks.enable(model)
+    hooks.finite_step()
+    hooks.finite_step()
+    hooks.enable(model)
+    hooks.finite_step()
+    assert hooks.enabled
+    hooks.disable()
 
 
-def test_a_good_step_forgets_what_was_seen():
+def test_a_finite_step_drops_its_observations():
     net = poisoned(1, "backward", depth=2)
-    armed = Armed()
-    armed.arm(net)
+    hooks = ModuleHooks()
+    hooks.enable(net)
     try:
         scaled = loss_of(net) * 1024.0
-        armed.watch_loss(scaled)
+        hooks.watch_loss(scaled)
         scaled.backward()
-        armed.well()
-        assert not armed.finding(1.0).found
+        hooks.finite_step()
+        assert not hooks.locate(1.0).found
     finally:
-        armed.disarm()
+        hooks.disable()
 
 
-def test_no_hook_stays_when_it_is_disarmed():
-    before = hooks()
-    armed, net = Armed(), poisoned(None, None, depth=1)
-    armed.arm(net)
-    assert hooks() > before
-    armed.disarm()
-    assert hooks() == before
+def test_no_hook_stays_when_disabled():
+    before = registered()
+    hooks, net = ModuleHooks(), poisoned(None, None, depth=1)
+    hooks.enable(net)
+    assert registered() > before
+    hooks.disable()
+    assert registered() == before
     assert all(not m._forward_hooks for m in net.modules())
 
 
-def test_arming_twice_adds_no_second_set_of_hooks():
-    armed, net = Armed(), nn.Linear(1, 1)
-    armed.arm(net)
-    once = hooks()
-    armed.arm(net)
-    assert hooks() == once
-    armed.disarm()
+def test_enabling_twice_adds_no_second_set_of_hooks():
+    hooks, net = ModuleHooks(), nn.Linear(1, 1)
+    hooks.enable(net)
+    once = registered()
+    hooks.enable(net)
+    assert registered() == once
+    hooks.disable()
 
 
-def test_a_graph_that_is_kept_is_not_watched_any_more():
-    armed, net = Armed(), poisoned(None, None, depth=1)
-    armed.arm(net)
+def test_a_graph_that_the_user_keeps_has_no_hooks_when_disabled():
+    hooks, net = ModuleHooks(), poisoned(None, None, depth=1)
+    hooks.enable(net)
     loss = loss_of(net)
-    armed.watch_loss(loss)
-    armed.disarm()
+    hooks.watch_loss(loss)
+    hooks.disable()
     loss.backward()
-    assert not armed.finding(1.0).found
-    assert armed.order == []
+    assert not hooks.locate(1.0).found
+    assert hooks.backward_order == []
 
 
-def test_nothing_of_the_model_or_its_graph_is_held_when_it_is_disarmed():
-    armed, net = Armed(), poisoned(None, None, depth=1)
-    armed.arm(net)
+def test_no_reference_to_the_model_or_its_graph_stays_when_disabled():
+    hooks, net = ModuleHooks(), poisoned(None, None, depth=1)
+    hooks.enable(net)
     loss = loss_of(net)
-    armed.watch_loss(loss)
-    armed.disarm()
+    hooks.watch_loss(loss)
+    hooks.disable()
     dead = [weakref.ref(net), weakref.ref(loss)]
     del net, loss
     gc.collect()
     assert [each() for each in dead] == [None, None]
 
 
-def test_no_activation_is_held_while_it_is_armed():
-    armed, net = Armed(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+def test_no_activation_is_kept_alive_while_enabled():
+    hooks, net = ModuleHooks(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     outputs = []
     handle = net[0].register_forward_hook(
         lambda module, inputs, output: outputs.append(weakref.ref(output))
     )
-    armed.arm(net)
+    hooks.enable(net)
     try:
         with torch.no_grad():
             net(torch.ones(1, 2))
         gc.collect()
         assert outputs[0]() is None
     finally:
-        armed.disarm()
+        hooks.disable()
         handle.remove()
 
 
-def test_watching_a_loss_while_disarmed_does_nothing():
+def test_watching_a_loss_while_disabled_does_nothing():
     weight = torch.ones(1, requires_grad=True)
-    armed, loss = Armed(), weight * 2.0
-    armed.watch_loss(loss)
+    hooks, loss = ModuleHooks(), weight * 2.0
+    hooks.watch_loss(loss)
     loss.backward()
-    assert armed.order == []
+    assert hooks.backward_order == []
 
 
 def test_a_compiled_model_is_left_alone():
-    before = hooks()
-    armed, model = Armed(), nn.Linear(1, 1)
-    assert not armed.arm(torch.compile(model, backend="eager"))
-    assert hooks() == before
+    before = registered()
+    hooks, model = ModuleHooks(), nn.Linear(1, 1)
+    assert not hooks.enable(torch.compile(model, backend="eager"))
+    assert registered() == before

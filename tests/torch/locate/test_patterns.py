@@ -12,7 +12,7 @@ from gradscale.torch.locate.diagnose import diagnose
 
 
 class Tiny(nn.Module):
-    """A weight that keeps its input, and a function of it."""
+    """A weight of 1, and a function of its product with the input."""
 
     def __init__(self, function, dtype):
         super().__init__()
@@ -236,7 +236,7 @@ def test_the_sick_form_is_recognised(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_the_safe_form_is_well(case):
+def test_the_safe_form_is_finite(case):
     assert not diagnosed(case, case.healthy).found
 
 
@@ -244,7 +244,7 @@ def test_every_pattern_has_a_case():
     assert {case.name for case in CASES} == {pattern.name for _, pattern in PATTERNS}
 
 
-def test_an_overflow_of_no_known_form_has_no_pattern():
+def test_an_overflow_without_a_known_pattern_has_none():
     case = Case("", lambda x: x * 300.0 * 300.0, None, [1.0])
     found = diagnosed(case, case.sick)
     assert found.found

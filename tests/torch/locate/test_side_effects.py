@@ -1,4 +1,4 @@
-"""A replay leaves the model, its gradients and all random numbers as they were."""
+"""A replay leaves the model, its gradients and all random generators unchanged."""
 
 import gc
 import random
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from gradscale.torch.locate.diagnose import diagnose
-from gradscale.torch.locate.replay_mode import Replay
+from gradscale.torch.locate.replay_mode import ReplayMode
 
 
 class Busy(nn.Module):
-    """Uses all there is: statistics, dropout, counters, random numbers."""
+    """Changes statistics, counters and random generators in forward."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ def prepared():
 
 
 def facts(model):
-    """Return all that must not change, with identities and versions."""
+    """Return everything that must not change, with identities and versions."""
     tensors = [*model.parameters(), *model.buffers()]
     grads = [p.grad for p in model.parameters()]
     return {
@@ -71,7 +71,7 @@ def changed(before, after):
     return {name for name in before if not same(before[name], after[name])}
 
 
-def test_the_comparison_sees_an_ordinary_iteration():
+def test_the_comparison_detects_an_ordinary_iteration():
     model = prepared()
     before = facts(model)
     model(torch.randn(4, 3)).sum().backward()
@@ -157,7 +157,7 @@ def test_hooks_and_flags_that_the_closure_sets_are_undone():
     assert changed(before, facts(model)) == set()
 
 
-def test_a_hook_of_the_users_can_still_be_removed_afterwards():
+def test_a_user_hook_can_still_be_removed_afterwards():
     model, x = prepared(), torch.randn(4, 3)
     handle = model.linear.register_forward_hook(lambda *_: None)
     diagnose(model, lambda: model(x).sum(), 1.0)
@@ -180,7 +180,7 @@ def test_no_graph_and_no_tensor_of_the_replay_is_kept():
     assert losses[0]() is None
 
 
-def test_weights_that_share_memory_are_all_put_back():
+def test_weights_that_share_memory_are_all_restored():
     model = nn.Linear(2, 2)
     memory = torch.arange(6.0)
     model.weight = nn.Parameter(memory[:4].view(2, 2))
@@ -196,7 +196,7 @@ def test_weights_that_share_memory_are_all_put_back():
     assert torch.equal(memory, torch.arange(6.0))
 
 
-def test_a_graph_that_the_closure_keeps_holds_none_of_the_instruments():
+def test_a_graph_that_the_closure_keeps_does_not_keep_the_replay_alive():
     model, x = prepared(), torch.randn(4, 3)
     kept = []
 
@@ -206,4 +206,4 @@ def test_a_graph_that_the_closure_keeps_holds_none_of_the_instruments():
 
     diagnose(model, closure, 1.0)
     gc.collect()
-    assert [each for each in gc.get_objects() if type(each) is Replay] == []
+    assert [each for each in gc.get_objects() if type(each) is ReplayMode] == []

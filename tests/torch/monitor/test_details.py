@@ -12,7 +12,7 @@ from gradscale import HopelessRun
 from gradscale.recording.recorder import Recorder
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, optim, watch
-from gradscale.torch.monitor.weights import WeightsLook, weights_of
+from gradscale.torch.monitor.evidence import WeightCheck, weights_of
 from tests.torch.training import INF, NAN, planted
 
 # One element of each fate at the scale of 4 that the tests use: zero, lost, kept.
@@ -279,7 +279,7 @@ def test_weights_of_any_kind_are_looked_at_or_passed_over():
         "lazy": nn.LazyLinear(2).weight,
         "sound": torch.ones(2),
     }
-    bad = WeightsLook(weights.items()).not_finite()
+    bad = WeightCheck(weights.items()).not_finite()
     assert sorted(bad) == ["complex", "conjugated", "f16", "f32", "f64"]
 
 
@@ -343,7 +343,7 @@ def test_the_weights_of_a_model_that_is_gone_are_not_looked_at(tmp_path):
             with torch.no_grad():
                 model.weight.fill_(NAN)
             del model, optimizer
-            scaler._monitor.armed.disarm()
+            scaler._monitor.module_hooks.disable()
     gc.collect()
     assert gone() is None
     assert all(record.weights_finite for record in scaler._monitor._records)

@@ -157,7 +157,7 @@ def test_a_healthy_twin_names_nobody(heard):
         scaler.step(optimizer)
         scaler.update()
     assert heard() == ""
-    assert not scaler._monitor.armed.armed
+    assert not scaler._monitor.module_hooks.enabled
 
 
 def test_diagnose_replays_the_batch_that_failed():
@@ -189,7 +189,7 @@ def test_a_scaler_that_is_gone_leaves_no_instruments_behind():
             scaler.scale(model(torch.full((1, 4), NAN)).sum()).backward()
             scaler.step(optimizer)
             scaler.update()
-        assert scaler._monitor.armed.armed
+        assert scaler._monitor.module_hooks.enabled
         assert len(hooks) > before
 
     # Scalers of other tests that wait for the collector take theirs away before.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradscale.torch import GradScaler, optim
-from gradscale.torch.step.dispatch import unscales_itself, way_of
+from gradscale.torch.step.dispatch import mode_of, unscales_itself
 from tests.torch.training import (
     FUSED,
     INF,
@@ -44,14 +44,14 @@ def test_a_plain_optimizer_is_known(make):
 )
 def test_each_way_has_a_name(make, way):
     optimizer = make([parameter(2)])
-    assert way_of(optimizer).value == way
+    assert mode_of(optimizer).value == way
     assert GradScaler("cpu").path(optimizer).way == way
 
 
 def test_a_scheduler_does_not_change_the_way():
     optimizer = torch.optim.SGD([parameter(2)], lr=0.1, fused=True)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    assert way_of(optimizer).value == "fused"
+    assert mode_of(optimizer).value == "fused"
 
 
 def test_the_path_says_which_kernels_run():

@@ -1,4 +1,4 @@
-"""Small networks whose backward flushes, and such that have true zeros."""
+"""Small networks whose backward flushes, and networks with true zeros."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.underflow.meter import Meter
 from gradscale.torch.underflow.sample import UnderflowSample
 
@@ -15,7 +15,7 @@ Net = tuple[nn.Module, Tensor]
 
 
 def sigmoids(depth: int) -> Net:
-    """Return a stack whose gradients get smaller by octaves from layer to layer."""
+    """Return a stack whose gradients shrink by octaves from layer to layer."""
     torch.manual_seed(0)
     layers: list[nn.Module] = [nn.Linear(16, 32)]
     for _ in range(depth):
@@ -33,7 +33,7 @@ def rectified() -> Net:
 
 
 def embedding() -> Net:
-    """Return a network with a table of which a batch asks for few rows."""
+    """Return a network with an embedding of which a batch uses few rows."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.EmbeddingBag(5000, 32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2)
@@ -42,7 +42,7 @@ def embedding() -> Net:
 
 
 class Adapted(nn.Module):
-    """A frozen layer and a product beside it, whose second factor begins as 0."""
+    """A frozen layer plus a low-rank product whose second factor starts at 0."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what both make of it."""
+        """Return the sum of both."""
         return self.base(x) + self.up(self.down(x))
 
 
@@ -64,7 +64,7 @@ def adapted() -> Net:
 
 
 def backward(net: Net, scale: float, *, half: bool) -> None:
-    """Leave the gradients of a scaled loss, made in float16 where asked for."""
+    """Fill `.grad` from a scaled loss, in float16 if `half`."""
     model, x = net
     generator = torch.Generator().manual_seed(1)
     labels = torch.randint(0, 2, (len(x),), generator=generator)
@@ -78,15 +78,15 @@ def sampled(make: Callable[[], Net], scale: float) -> UnderflowSample:
     """Return the sample of one step in float16."""
     net, meter = make(), Meter()
     backward(net, scale, half=True)
-    gradients = gather(list(net[0].parameters()), allow_fp16=True)
+    gradients = collect(list(net[0].parameters()), allow_fp16=True)
     meter.sample(gradients, torch.tensor(scale), (net[0],))
-    meter.turn()
+    meter.end_step()
     (sample,) = meter.finish()
     return sample
 
 
 def really_lost(make: Callable[[], Net], scale: float) -> float:
-    """Return the share of what f32 has and float16 has as 0."""
+    """Return the share of non-zero f32 gradients that are 0 in float16."""
     exact, coarse = make(), make()
     backward(exact, scale, half=False)
     backward(coarse, scale, half=True)

@@ -1,10 +1,10 @@
-"""Gradients of activations: counted in sampled steps, and no hook in any other."""
+"""Gradients of activations are counted in sampled steps; other steps have no hook."""
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.kernels.plain_histogram import count_tensors
 from gradscale.torch.underflow.meter import Meter
 from gradscale.torch.underflow.sample import OUTPUT, row_of
@@ -21,8 +21,8 @@ def finished(meter, model, loss):
     """Run backward and end the step; return its sample."""
     loss.backward()
     params = [param for param in model.parameters() if param.grad is not None]
-    meter.sample(gather(params, allow_fp16=True), torch.tensor(1.0), (model,))
-    meter.turn()
+    meter.sample(collect(params, allow_fp16=True), torch.tensor(1.0), (model,))
+    meter.end_step()
     (sample,) = meter.finish()
     return sample
 
@@ -43,24 +43,24 @@ def test_the_counts_are_those_of_the_gradients_that_flow():
     assert {grad.dtype for grad in seen.values()} == {torch.float16}
     assert set(sample.activations) == set(seen) == {"0", "1", "2", "3"}
     for name, grad in seen.items():
-        told = sample.activations[name]
-        row = row_of(told)
+        histogram = sample.activations[name]
+        row = row_of(histogram)
         assert row.total == grad.numel()
         assert row.zeros == int((grad == 0.0).sum())
         tiny = (grad != 0.0) & (grad.float().abs() < 2.0**-14)
         assert row.subnormals == int(tiny.sum())
-        assert sum(told.bins) == int(count_tensors([grad])[0, 2:61].sum())
+        assert sum(histogram.bins) == int(count_tensors([grad])[0, 2:61].sum())
 
 
 @pytest.mark.parametrize(("factor", "flushed"), [(2.0**6, False), (2.0**-13, True)])
-def test_a_flush_is_seen_at_the_module_where_it_happens(factor, flushed):
+def test_a_flush_is_counted_at_the_module_where_it_happens(factor, flushed):
     model, meter = small_net(), Meter()
     meter.watch_activations(model)
     sample = finished(meter, model, factor * loss_of(model, half=True))
     assert (sample.activations["3"].zeros > 0) == flushed
 
 
-def test_rows_for_the_run_file_tell_modules_from_parameters():
+def test_rows_of_the_run_file_distinguish_modules_from_parameters():
     model, meter = small_net(), Meter()
     meter.watch_activations(model)
     rows = finished(meter, model, loss_of(model, half=True)).rows()
@@ -69,7 +69,7 @@ def test_rows_for_the_run_file_tell_modules_from_parameters():
     }
 
 
-def test_hooks_are_there_in_sampled_steps_only():
+def test_hooks_are_registered_in_sampled_steps_only():
     model, meter = small_net(), Meter(every=4)
     meter.watch_activations(model)
     there = {}
@@ -79,25 +79,15 @@ def test_hooks_are_there_in_sampled_steps_only():
     assert there == {step: step in (1, 2, 4, 8) for step in range(1, 10)}
 
 
-def test_watching_can_be_ended():
-    model, meter = small_net(), Meter(every=1)
-    meter.watch_activations(model)
-    loss = loss_of(model, half=True)
-    meter.ignore_activations()
-    assert hooks_on(model) == 0
-    assert finished(meter, model, loss).activations == {}
-    assert hooks_on(model) == 0
-
-
-def test_a_graph_that_is_kept_calls_nobody_any_more():
+def test_a_graph_that_the_user_keeps_has_no_hooks_left():
     model, meter = small_net(), Meter(every=100)
     meter.watch_activations(model)
     loss = loss_of(model, half=True)
     loss.backward(retain_graph=True)
     run_step(meter, model, 1.0, half=True)
-    (watched,) = meter._watched
+    (activations,) = meter._activations
     loss.backward()
-    assert watched._counts == {}
+    assert activations._counts == {}
 
 
 def test_values_and_gradients_are_the_same_as_without():
@@ -126,14 +116,14 @@ def test_passes_of_one_step_are_added_up():
     assert sample.activations[""].total == 6 + 15
 
 
-def test_gradients_of_other_dtypes_are_passed_over():
+def test_gradients_of_other_dtypes_are_ignored():
     model, meter = torch.nn.Linear(4, 3), Meter()
     meter.watch_activations(model)
     sample = finished(meter, model, model(torch.ones(2, 4)).sum())
     assert sample.activations == {}
 
 
-def test_outputs_in_tuples_and_dicts_are_seen_and_such_without_gradient_are_not():
+def test_outputs_in_tuples_and_dicts_are_counted_unless_without_gradient():
     class Several(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -170,7 +160,7 @@ def test_a_new_start_between_sampled_steps_leaves_no_hook():
     assert hooks_on(model) == 0
 
 
-def test_a_start_from_where_it_is_changes_nothing():
+def test_a_start_at_the_present_step_changes_nothing():
     model, meter = torch.nn.Linear(4, 3), Meter()
     meter.watch_activations(model, dtypes=ANY)
     loss = model(torch.ones(2, 4)).sum()
@@ -185,30 +175,30 @@ def test_a_compiled_model_is_left_alone():
     assert hooks_on(model) == 0
 
 
-def test_a_model_that_is_gone_is_not_kept():
+def test_the_model_is_not_kept_alive():
     model, meter = torch.nn.Linear(4, 3), Meter(every=4)
     meter.watch_activations(model)
-    meter.turn()
-    meter.turn()
+    meter.end_step()
+    meter.end_step()
     del model
-    (watched,) = meter._watched
-    meter.turn()
+    (activations,) = meter._activations
+    meter.end_step()
     assert meter.wanted
-    assert not watched.on
+    assert not activations.enabled
 
 
 def test_watching_begins_with_the_next_sampled_step():
     model, meter = torch.nn.Linear(4, 3), Meter(every=4)
-    meter.turn()
-    meter.turn()
+    meter.end_step()
+    meter.end_step()
     meter.watch_activations(model)
     assert hooks_on(model) == 0
-    meter.turn()
+    meter.end_step()
     assert hooks_on(model) == 1
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_does_not_disturb(reentrant):
+def test_a_checkpoint_is_supported(reentrant):
     model, meter = torch.nn.Linear(4, 3), Meter()
     meter.watch_activations(model, dtypes=ANY)
     x = torch.ones(2, 4, requires_grad=True)
@@ -217,7 +207,7 @@ def test_a_checkpoint_does_not_disturb(reentrant):
     assert sample.activations[""].total == 6
 
 
-def test_a_module_that_writes_in_place_does_not_disturb():
+def test_a_module_that_writes_in_place_is_supported():
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(inplace=True))
     meter = Meter()
     meter.watch_activations(model, dtypes=ANY)

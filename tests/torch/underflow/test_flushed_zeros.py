@@ -1,4 +1,4 @@
-"""What one sample of real float16 training tells, against the same in f32."""
+"""The estimate from one sample of float16 training, against the same in f32."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ import torch
 from gradscale.core.exponent_histogram import histogram_of
 from gradscale.core.flushed_zeros import SPREAD, lost_share, tally_of
 from gradscale.core.records import LOST_TOO_MUCH
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.kernels.plain_histogram import SLOTS
 from gradscale.torch.underflow.meter import Meter
 from gradscale.torch.underflow.sample import row_of, tallies_of
@@ -39,7 +39,7 @@ def test_layers_that_get_only_zeros_count_as_lost(scale):
 
 
 @pytest.mark.parametrize("scale", [2.0**-12, 2.0**-10, 2.0**-8])
-def test_so_they_do_in_a_shallow_network_at_a_lower_scale(scale):
+def test_flushed_layers_of_a_shallow_network_count_as_lost_at_a_lower_scale(scale):
     truth = really_lost(SHALLOW, scale)
     assert truth > LOST_TOO_MUCH
     assert LOST_TOO_MUCH < sampled(SHALLOW, scale).lost <= truth + 0.01
@@ -63,13 +63,13 @@ def test_true_zeros_do_not_count_at_a_healthy_scale(make, scale):
 
 @pytest.mark.parametrize("make", NETS, ids=NAMES)
 @pytest.mark.parametrize("scale", [2.0**-6, 1.0, 2.0**12])
-def test_a_run_file_tells_the_same_as_the_live_sample(make, scale):
+def test_a_run_file_gives_the_same_estimate_as_the_live_sample(make, scale):
     sample = sampled(make, scale)
     rows = (histogram_of(row, scale) for row in sample.rows().values())
     assert lost_share(map(tally_of, rows)) == sample.lost
 
 
-def test_a_gradient_that_was_never_float16_tells_the_same_in_a_run_file():
+def test_a_float32_gradient_gives_the_same_estimate_in_a_run_file():
     meter = Meter()
     run_step(meter, small_net(), 1.0, half=False)
     (sample,) = meter.finish()
@@ -87,8 +87,8 @@ def test_tallies_of_counts_are_those_of_their_histograms(seed):
     weight = torch.nn.Parameter(torch.zeros(500, dtype=torch.float64))
     weight.grad = grad
     meter = Meter()
-    meter.sample(gather([weight], allow_fp16=False), torch.tensor(1.0))
-    meter.turn()
+    meter.sample(collect([weight], allow_fp16=False), torch.tensor(1.0))
+    meter.end_step()
     (sample,) = meter.finish()
     (seen,) = sample.tensors.values()
     assert sample.counts.shape == (1, SLOTS)
@@ -96,7 +96,7 @@ def test_tallies_of_counts_are_those_of_their_histograms(seed):
     assert tally_of(histogram_of(row_of(seen), 1.0)) == tally_of(seen)
 
 
-def test_gradients_of_weights_are_about_as_wide_as_is_taken():
+def test_gradients_of_weights_are_about_as_wide_as_assumed():
     widths = []
     for make in NETS:
         net = make()

@@ -1,4 +1,4 @@
-"""The underflow meter: which steps, what is counted, and when it arrives."""
+"""The underflow meter: sampled steps, counts, and when samples arrive."""
 
 import math
 
@@ -12,30 +12,29 @@ from gradscale.errors import ConfigError
 from gradscale.runfile import RunWriter, open_run
 from gradscale.runfile.thinning import due
 from gradscale.torch.device_state.host_copy import LAG
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.underflow.meter import Meter
 
 VALUES = [0.0, -0.0, 2.0**-60, 2.0**-30, 2.0**-24, -(2.0**-15), 1.0, 2.0**15, 2.0**17]
 
 
 def with_grads(*grads):
-    """Return the gathered gradients of parameters that have these."""
+    """Return the collected gradients of parameters with these gradients."""
     params = []
     for grad in grads:
         params.append(torch.nn.Parameter(torch.zeros_like(grad)))
         params[-1].grad = grad
-    return gather(params, allow_fp16=True)
+    return collect(params, allow_fp16=True)
 
 
 def stepped(meter, gradients, scale=1.0, steps=1):
-    """Take steps, sampling where it is wanted; return all samples, those left too."""
+    """Take steps and sample the wanted ones; return all samples, pending ones too."""
     samples = []
     for _ in range(steps):
         if meter.wanted:
             meter.sample(gradients, torch.tensor(scale))
-        if meter.turn():
-            samples += meter.due()
-    return samples + meter.finish()
+        samples.append(meter.end_step())
+    return [each for each in samples if each is not None] + meter.finish()
 
 
 @settings(max_examples=40)
@@ -47,42 +46,31 @@ def test_the_steps_of_the_schedule_are_wanted_and_no_others(every, start):
     for step in range(start + 1, start + 200):
         if meter.wanted:
             wanted.append(step)
-        meter.turn()
+        meter.end_step()
     assert wanted == [s for s in range(start + 1, start + 200) if due(s, every)]
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 5, 100])
-def test_a_sample_is_handed_over_two_updates_later_and_once(every):
+def test_a_sample_is_returned_once_after_the_lag(every):
     meter, gradients = Meter(every), with_grads(torch.ones(3))
-    handed = {}
+    returned = {}
     for step in range(1, 40):
         if meter.wanted:
             meter.sample(gradients, torch.tensor(float(step)))
-        if meter.turn():
-            for sample in meter.due():
-                assert sample.step not in handed
-                assert sample.scale == sample.step
-                handed[sample.step] = step
+        sample = meter.end_step()
+        if sample is not None:
+            assert sample.step not in returned
+            assert sample.scale == sample.step
+            returned[sample.step] = step
     expected = [s for s in range(1, 40 - LAG) if due(s, every)]
-    assert handed == {step: step + LAG for step in expected}
-
-
-def test_samples_that_nobody_fetches_wait():
-    meter, gradients = Meter(4), with_grads(torch.ones(3))
-    for _ in range(9):
-        if meter.wanted:
-            meter.sample(gradients, torch.tensor(1.0))
-        meter.turn()
-    assert meter.turn()
-    assert [sample.step for sample in meter.due()] == [1, 2, 4, 8]
-    assert meter.due() == []
+    assert returned == {step: step + LAG for step in expected}
 
 
 def test_a_step_that_is_not_sampled_is_one_comparison(monkeypatch):
     meter = Meter(100)
     stepped(meter, with_grads(torch.ones(3)), steps=66)
-    monkeypatch.setattr(meter, "_turn", None)
-    assert [meter.turn() for _ in range(98 - 66)] == [False] * 32
+    monkeypatch.setattr(meter, "_begin_step", None)
+    assert [meter.end_step() for _ in range(98 - 66)] == [None] * 32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -117,7 +105,7 @@ def test_a_row_adds_up(numbers, dtype):
     assert row.subnormals == int(tiny.sum())
 
 
-def test_the_whole_is_told_without_activations():
+def test_the_total_leaves_activations_out():
     grads = torch.tensor([0.0, 2.0**-30, 1.0]), torch.tensor([2.0**-26, 3.0])
     (sample,) = stepped(Meter(), with_grads(*grads))
     assert sample.whole.lost == 2 / 4
@@ -137,14 +125,14 @@ def test_any_mix_of_dtypes_keeps_its_names():
     for param in model.values():
         param.grad = torch.ones_like(param)
     meter = Meter(names=(model,))
-    meter.sample(gather(model.values(), allow_fp16=True), torch.tensor(1.0))
-    meter.turn()
+    meter.sample(collect(model.values(), allow_fp16=True), torch.tensor(1.0))
+    meter.end_step()
     (sample,) = meter.finish()
     totals = {name: seen.total for name, seen in sample.tensors.items()}
     assert totals == {"a": 1, "b": 2, "c": 3, "d": 4}
 
 
-def test_parameters_without_names_stay_apart():
+def test_parameters_without_names_are_kept_apart():
     grads = torch.ones(3), torch.zeros(3)
     (sample,) = stepped(Meter(), with_grads(*grads))
     assert len(sample.tensors) == 2
@@ -157,9 +145,9 @@ def test_optimizers_that_step_one_after_the_other_share_a_sample():
     for model in (first, second):
         for param in model.parameters():
             param.grad = torch.ones_like(param)
-        gradients = gather(list(model.parameters()), allow_fp16=False)
+        gradients = collect(list(model.parameters()), allow_fp16=False)
         meter.sample(gradients, torch.tensor(4.0))
-    meter.turn()
+    meter.end_step()
     (sample,) = meter.finish()
     assert set(sample.tensors) == {
         "first.weight",
@@ -169,13 +157,13 @@ def test_optimizers_that_step_one_after_the_other_share_a_sample():
     }
 
 
-def test_what_is_written_after_the_sample_is_not_seen():
+def test_writes_after_the_sample_do_not_change_it():
     grad, scale = torch.ones(4), torch.tensor(8.0)
     meter = Meter()
     meter.sample(with_grads(grad), scale)
     grad.zero_()
     scale.fill_(1.0)
-    meter.turn()
+    meter.end_step()
     (sample,) = meter.finish()
     assert (sample.scale, sample.whole.zeros) == (8.0, 0)
 
@@ -192,40 +180,40 @@ def test_a_sampled_step_without_gradients_gives_no_sample():
     assert stepped(Meter(every=1), with_grads(), steps=4) == []
 
 
-def test_a_sampled_step_that_was_not_sampled_gives_none():
+def test_a_wanted_step_without_a_sample_gives_none():
     meter = Meter(every=1)
-    meter.turn()
+    meter.end_step()
     assert meter.finish() == []
 
 
-def test_a_step_that_is_abandoned_leaves_nothing():
+def test_an_abandoned_step_leaves_no_sample():
     meter = Meter()
     meter.sample(with_grads(torch.zeros(3)), torch.tensor(1.0))
     meter.forget()
     meter.sample(with_grads(torch.ones(3)), torch.tensor(2.0))
-    meter.turn()
+    meter.end_step()
     (sample,) = meter.finish()
     assert (sample.scale, sample.whole.zeros) == (2.0, 0)
     assert len(sample.tensors) == 1
 
 
-def test_a_run_that_is_resumed_goes_on_counting():
+def test_a_resumed_run_continues_the_step_count():
     meter = Meter(100)
     meter.start(199)
     (sample,) = stepped(meter, with_grads(torch.ones(3)))
     assert sample.step == 200
 
 
-def test_what_was_on_its_way_is_dropped_at_a_new_start():
+def test_a_start_drops_pending_samples():
     meter = Meter()
     meter.sample(with_grads(torch.ones(3)), torch.tensor(1.0))
-    meter.turn()
+    meter.end_step()
     meter.start(50)
     assert meter.finish() == []
 
 
 @pytest.mark.parametrize("every", [0, -3])
-def test_a_distance_that_is_none_is_refused(every):
+def test_an_interval_below_one_is_refused(every):
     with pytest.raises(ConfigError, match=f"every={every}.*Pass 100"):
         Meter(every)
 

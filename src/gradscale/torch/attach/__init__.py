@@ -1,1 +1,1 @@
-"""Attaches gradscale to scripts and scalers that were written without it."""
+"""Records scripts and scalers that do not use gradscale."""

@@ -1,9 +1,9 @@
-"""Our scaler in place of torch's, in a script that knows nothing of it.
+"""Patches torch's GradScaler classes so that unmodified scripts are recorded.
 
-No name is replaced. Torch's classes stay what they are, wherever they were imported
-from and whoever derives from them; but making one of them makes an object of a class
-that is ours and derives from theirs. A class that a library derives from them keeps
-its own methods: its objects are watched.
+No name is replaced: torch's classes stay the same objects, wherever they were imported
+from. Only their `__new__` changes: it returns an instance of a gradscale class that is
+also a subclass of torch's. A subclass that a library has defined keeps its own methods,
+and its instances are recorded by `watch`.
 """
 
 import functools
@@ -21,15 +21,15 @@ from gradscale.recording.recorder import Recorder
 from gradscale.torch.attach.watch import described, watch
 from gradscale.torch.cpu.amp import GradScaler as CpuGradScaler
 from gradscale.torch.cuda.amp import GradScaler as CudaGradScaler
-from gradscale.torch.messages import Watchman
+from gradscale.torch.messages import WarnOnce
 from gradscale.torch.monitor.process import process_here
 from gradscale.torch.names import names_of
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.sharded import ShardedGradScaler
 from gradscale.torch.step.dispatch import unscales_itself
 
-# Which of ours stands for which of theirs, by module and name: FSDP's is imported by
-# those alone who need it.
+# The gradscale class for each torch class, by module and name: torch's FSDP module is
+# not imported here.
 SUBSTITUTES: dict[tuple[str, str], type[GradScaler]] = {
     ("torch.amp.grad_scaler", "GradScaler"): GradScaler,
     ("torch.cuda.amp.grad_scaler", "GradScaler"): CudaGradScaler,
@@ -47,30 +47,30 @@ SUBSTITUTES: dict[tuple[str, str], type[GradScaler]] = {
 
 
 class Session(NamedTuple):
-    """What `gradscale run` tells the processes it reaches.
+    """Settings that `gradscale run` passes to the processes it starts.
 
     Attributes:
         file: The run file.
-        notes: A file to which each process adds a line for what it did.
+        notes: A file of JSON lines in which each process reports its scalers.
     """
 
     file: str
     notes: str
 
-    def note(self, **facts: object) -> None:
-        """Add a line to the notes, whole or not at all."""
-        line = json.dumps(facts) + "\n"
+    def note(self, **fields: object) -> None:
+        """Append a line to the notes in one write."""
+        line = json.dumps(fields) + "\n"
         try:
-            place = os.open(self.notes, os.O_WRONLY | os.O_APPEND)
+            descriptor = os.open(self.notes, os.O_WRONLY | os.O_APPEND)
         except OSError:
-            # The command has ended before a process that it started.
+            # `gradscale run` has ended before this process and removed the file.
             return
-        with os.fdopen(place, "ab", buffering=0) as notes:
+        with os.fdopen(descriptor, "ab", buffering=0) as notes:
             notes.write(line.encode())
 
 
 class Recorded(GradScaler):
-    """A scaler that records itself. Its classes are made by `_recorded`."""
+    """A scaler that records itself; `_recorded` creates its subclasses."""
 
     stands_for: ClassVar[type]
     session: ClassVar[Session]
@@ -81,57 +81,58 @@ class Recorded(GradScaler):
                 self.session, policy=self._policy, names=self._parameter_names
             )
         elif not isinstance(self._record, Recorder):
-            # The script records by itself, where it likes.
+            # The script has asked for a run file of its own.
             self.session.note(file=os.path.abspath(self._record))
         super()._begin()
-        if isinstance(self._record, Recorder):
-            # Only what torch would print is printed; the rest is in the file.
-            self._watchman = _QuietWatchman(self._record, self.stands_for)
         self.session.note(made=type(self).__name__, enabled=self._enabled)
+
+    def _make_warnings(self) -> WarnOnce:
+        if not isinstance(self._record, Recorder):
+            return WarnOnce()
+        # Warnings that torch would not print go into the file.
+        return _RecordedWarnings(self._record, self.stands_for)
 
     def _parameter_names(self) -> list[str]:
         steps = [s for s in self._iteration.settled.values() if s.optimizer is not None]
-        return [name for step in steps for name in names_of(step.params(), step.names)]
+        return [n for step in steps for n in names_of(step.params(), step.name_sources)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # The name leads to torch's class: it says what to make, not what it is.
-        return _made_again, (self.stands_for,), self.__getstate__()
+        # Pickle would resolve the name of this class to torch's own class.
+        return _unpickled, (self.stands_for,), self.__getstate__()
 
 
-class _QuietWatchman(Watchman):
-    """Writes into the run file what others would be warned of."""
+class _RecordedWarnings(WarnOnce):
+    """Writes warnings into the run file instead of issuing them."""
 
     def __init__(self, recorder: Recorder, stands_for: type) -> None:
         super().__init__()
         self._recorder = recorder
-        self._for_torchs = not issubclass(stands_for, GradScaler)
+        self._replaces_torch = not issubclass(stands_for, GradScaler)
 
-    def warn_no_gradients(self, optimizer: Any) -> None:
-        ends = self._for_torchs and not unscales_itself(optimizer)
-        if ends:
-            # The file is all that will tell why.
+    def no_gradients(self, optimizer: Any) -> None:
+        raises = self._replaces_torch and not unscales_itself(optimizer)
+        if raises:
+            # So that the warning is in the file when the script ends.
             self._recorder.begin()
-        super().warn_no_gradients(optimizer)
-        if ends:
-            # Torch's scaler ends the script here, and so must we.
+        super().no_gradients(optimizer)
+        if raises:
+            # Torch's scaler raises here.
             raise AssertionError("No inf checks were recorded for this optimizer.")
 
-    def _warn_once(
-        self, key: object, message: str, code: str, *, stacklevel: int
-    ) -> None:
-        if key not in self._said:
-            self._said.add(key)
+    def _warn(self, key: object, message: str, code: str, *, stacklevel: int) -> None:
+        if key not in self._issued:
+            self._issued.add(key)
             self._recorder.event(code, data={"what": message})
 
 
 def install(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
-    """Let everybody who makes one of torch's scalers get a recorded one of ours.
+    """Patch torch's GradScaler classes so that new instances record themselves.
 
     Args:
-        environment: What `gradscale run` has set for the processes it reaches.
+        environment: Holds the variables that `gradscale run` sets.
 
     Returns:
-        What undoes it, for those made from then on.
+        A function that removes the patch; existing instances stay recorded.
     """
     session = Session(
         environment["GRADSCALE_RUN_FILE"], environment["GRADSCALE_RUN_NOTES"]
@@ -148,13 +149,13 @@ def install(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
 
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Only classes derived by others come here: ours do not call it.
+        # Reached by subclasses of other libraries only: gradscale's do not call it.
         original_init(self, *args, **kwargs)
         session.note(made=type(self).__name__, enabled=self._enabled)
         if self._enabled:
             watch(self, record=_recorder(session, meta=described(self)))
 
-    # What tells people and programs the arguments of a class.
+    # inspect.signature(GradScaler) shows torch's arguments.
     new.__signature__ = inspect.signature(original_init)  # type: ignore[attr-defined]
     base.__new__ = new  # type: ignore[method-assign]
     base.__init__ = init  # type: ignore[method-assign]
@@ -167,8 +168,8 @@ def install(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
     return undo
 
 
-def _made_again(theirs: Any) -> GradScaler:
-    """Return an empty scaler for a pickled one, recorded where others are."""
+def _unpickled(theirs: Any) -> GradScaler:
+    """Return an empty scaler for a pickled one, recorded if the patch is active."""
     made = theirs.__new__(theirs)
     if isinstance(made, GradScaler):
         return made
@@ -176,13 +177,13 @@ def _made_again(theirs: Any) -> GradScaler:
 
 
 def _plain_new(cls: type, *args: Any, **kwargs: Any) -> Any:
-    # Once set, `__new__` cannot be taken away again: without one of its own, Python
-    # would refuse the arguments.
+    # `__new__` cannot be deleted once it was set: object.__new__ would then refuse the
+    # arguments.
     return object.__new__(cls)
 
 
 def _recorded(ours: type[GradScaler], theirs: type, session: Session) -> type:
-    """Return a class of ours that is also one of theirs, and is called the same."""
+    """Return a subclass of `ours` and `theirs` with the name of `theirs`."""
     bases = (Recorded, ours) if issubclass(ours, theirs) else (Recorded, ours, theirs)
     return type(
         theirs.__name__,
@@ -197,7 +198,7 @@ def _recorded(ours: type[GradScaler], theirs: type, session: Session) -> type:
     )
 
 
-def _recorder(session: Session, **about: Any) -> Recorder:
+def _recorder(session: Session, **settings: Any) -> Recorder:
     def made(path: object) -> None:
         session.note(file=str(path))
 
@@ -211,5 +212,5 @@ def _recorder(session: Session, **about: Any) -> Recorder:
         made=made,
         failed=failed,
         process=process_here,
-        **about,
+        **settings,
     )

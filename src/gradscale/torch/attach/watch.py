@@ -1,9 +1,11 @@
-"""Recording a scaler that is not ours, without changing anything about it."""
+"""Records a scaler of another library without changing it."""
 
 import functools
+import math
 import os
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,20 +13,27 @@ from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
 from gradscale.errors import ConfigError
+from gradscale.judge.judge import Judge
 from gradscale.recording.recorder import Recorder
-from gradscale.torch.attach.chronicle import Chronicle
-from gradscale.torch.attach.peeking import Peek, named_peaks, peek, values_of
-from gradscale.torch.device_state.host_copy import LAG, Mailbox
-from gradscale.torch.device_state.layout import RING, Facts, Ledger, new_ledger
-from gradscale.torch.devices import host_may_act, moved
-from gradscale.torch.grads.stats import largest
-from gradscale.torch.monitor.model_lookup import Roots
+from gradscale.torch.device_state.async_copy import LAG, PERIOD, HostRow, RowCopies
+from gradscale.torch.device_state.layout import (
+    RING,
+    DeviceState,
+    StepFacts,
+    new_device_state,
+)
+from gradscale.torch.device_state.loss_stats import note_loss_
+from gradscale.torch.devices import can_touch_host, to_device
+from gradscale.torch.grads.stats import GradStats, largest, read
+from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.monitor.process import process_here
+from gradscale.torch.names import apart, names_of
 from gradscale.torch.scaler import GradScaler
-from gradscale.torch.scaling import trace_of
+from gradscale.torch.tensor_list import GradSnapshot, numbers
 from gradscale.torch.underflow.meter import Meter
+from gradscale.torch.underflow.sample import UnderflowSample
 
-_WATCHED = ("scale", "unscale_", "step", "update", "load_state_dict")
+_WRAPPED = ("scale", "unscale_", "step", "update", "load_state_dict")
 
 
 def watch(
@@ -33,10 +42,10 @@ def watch(
     *,
     record: str | os.PathLike[str] | Recorder,
 ) -> "Watch":
-    """Record what a scaler does: torch's own, Accelerate's, Lightning's, FSDP's.
+    """Record a scaler that you cannot replace: Accelerate's, Lightning's, FSDP's.
 
-    Nothing is changed: the same scales, the same steps, the same weights bit for bit,
-    and no host sync. Each update costs one more read of the gradients.
+    Scales, steps and weights stay the same bit for bit, and no host sync is added. The
+    cost is one more read of the gradients per update.
 
     >>> import tempfile
     >>> from gradscale.runfile import open_run
@@ -58,27 +67,27 @@ def watch(
     >>> folder.cleanup()
 
     Args:
-        scaler: A `torch.amp.GradScaler`, an object of a class derived from it, or what
-            has one under the name `scaler`: Accelerate's `Accelerator`, Lightning's
+        scaler: A `torch.amp.GradScaler` or an instance of a subclass, or an object
+            with one as its attribute `scaler`: Accelerate's `Accelerator`, Lightning's
             precision plugin.
         model: Names the culprits by the model's parameter names.
         record: The run file to write; rank 0 writes it.
 
     Returns:
-        What ends the watching: `detach()`, or the end of a `with` block.
+        A handle; `detach()`, or the end of a `with` block, ends the recording.
     """
     watched = getattr(scaler, "scaler", scaler)
     if isinstance(watched, GradScaler):
         raise ConfigError(
-            "watch() was given a scaler of gradscale's own. It sees more by itself "
-            "than could be seen from outside. Pass record= to the scaler.",
+            "watch() was given a gradscale scaler. It records more by itself than "
+            "watch() can observe from outside. Pass record= to the scaler.",
             code="GS101",
         )
     if not isinstance(watched, torch.amp.GradScaler):
         raise ConfigError(
-            f"watch() was given a {type(watched).__name__}. Only what derives from "
-            "torch.amp.GradScaler, or has one as its attribute scaler, can be watched. "
-            "Pass the scaler itself.",
+            f"watch() was given a {type(watched).__name__}. It can only record a "
+            "torch.amp.GradScaler, a subclass of it, or an object with one as its "
+            "attribute scaler. Pass the scaler itself.",
             code="GS101",
         )
     if not isinstance(record, Recorder):
@@ -88,10 +97,10 @@ def watch(
 
 
 def described(scaler: Any) -> dict[str, Any]:
-    """Return what `meta` says of a foreign scaler. No host sync."""
+    """Return the `meta` entries of a foreign scaler. No host sync."""
     kind = type(scaler)
-    moves = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
-    settings = {name: getattr(scaler, f"_{name}", None) for name in moves}
+    names = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+    settings = {name: getattr(scaler, f"_{name}", None) for name in names}
     return {
         "policy": {"kind": "DynamicScale", **settings},
         "watched": f"{kind.__module__}.{kind.__qualname__}",
@@ -99,15 +108,15 @@ def described(scaler: Any) -> dict[str, Any]:
 
 
 class Watch:
-    """Sees the calls of one scaler's methods, and takes facts beside them.
+    """Wraps the methods of one scaler and records its steps.
 
-    The methods are wrapped on the object alone; its class and all other objects of it
-    stay as they are.
+    The methods are wrapped on the instance; its class and other instances are not
+    changed.
 
     Args:
         scaler: The scaler.
         model: Names the culprits.
-        recorder: Where the facts go.
+        recorder: Writes the run file.
     """
 
     def __init__(
@@ -115,13 +124,11 @@ class Watch:
     ) -> None:
         self._scaler = scaler
         self._model = model
-        self._roots = Roots()
-        self._meter = Meter(recorder.sample_every)
-        self._chronicle = Chronicle(recorder)
-        self._mailbox = Mailbox()
-        self._ledger: Ledger | None = None
-        self._peeks: dict[int, Peek] = {}
-        self._traces: list[Tensor] = []
+        self._lookup = ModelLookup()
+        self._rows = _RowRecorder(recorder)
+        self._state: DeviceState | None = None
+        # By optimizer: the statistics of its gradients, and what names them.
+        self._stats: dict[int, NamedStats] = {}
         self._losses: list[Tensor] = []
         self._resumed = False
         self._updates = 0
@@ -130,12 +137,12 @@ class Watch:
             self._attach()
 
     def detach(self) -> None:
-        """Leave the scaler as it was, and close the file."""
+        """Unwrap the scaler's methods and close the file."""
         for name in self._methods:
             vars(self._scaler).pop(name, None)
         vars(self._scaler).pop("__getstate__", None)
         self._methods = {}
-        self._chronicle.recorder.close()
+        self._rows.recorder.close()
 
     def __enter__(self) -> "Watch":
         return self
@@ -145,154 +152,239 @@ class Watch:
 
     def _attach(self) -> None:
         scaler = self._scaler
-        for name in _WATCHED:
+        for name in _WRAPPED:
             self._methods[name] = getattr(scaler, name)
-            seen = getattr(self, f"_saw_{name.rstrip('_')}")
-            setattr(scaler, name, _standing_for(self._methods[name], seen))
-        kept_state = scaler.__getstate__
+            wrapper = getattr(self, f"_on_{name.rstrip('_')}")
+            setattr(scaler, name, _wrapped(self._methods[name], wrapper))
+        original_state = scaler.__getstate__
 
         def state() -> dict[str, Any]:
-            # A copy of the scaler is not watched, and a file holds none of us.
-            ours = {*_WATCHED, "__getstate__"}
-            return {k: v for k, v in kept_state().items() if k not in ours}
+            # Copies of the scaler and its pickles are not watched.
+            ours = {*_WRAPPED, "__getstate__"}
+            return {k: v for k, v in original_state().items() if k not in ours}
 
         scaler.__getstate__ = state
         # At the end of the process the recorder closes its file itself.
-        recorder = self._chronicle.recorder
+        recorder = self._rows.recorder
         weakref.finalize(scaler, recorder.let_go).atexit = False
 
-    def _saw_scale(self, outputs: Any) -> Any:
-        if host_may_act():
+    def _on_scale(self, outputs: Any) -> Any:
+        if can_touch_host():
             self._trace(outputs)
         return self._methods["scale"](outputs)
 
     def _trace(self, outputs: Any) -> None:
-        """Note whether the losses are finite; a generator is left alone."""
+        """Keep the losses until the update; a generator is not consumed."""
         if isinstance(outputs, Tensor):
-            trace = trace_of(outputs)
-            if trace is not None:
-                self._traces.append(trace)
-            if outputs.numel() == 1 and outputs.is_floating_point():
-                self._losses.append(outputs.detach().reshape(()))
+            self._losses.append(outputs.detach())
         elif isinstance(outputs, (list, tuple)):
             for output in outputs:
                 self._trace(output)
 
-    def _saw_unscale(self, optimizer: Any) -> Any:
-        self._look(optimizer)
+    def _on_unscale(self, optimizer: Any) -> Any:
+        self._read(optimizer)
         return self._methods["unscale_"](optimizer)
 
-    def _saw_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        self._look(optimizer)
+    def _on_step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        self._read(optimizer)
         return self._methods["step"](optimizer, *args, **kwargs)
 
-    def _look(self, optimizer: Any) -> None:
-        """Look at the gradients while they are as backward left them."""
-        if id(optimizer) in self._peeks or not host_may_act():
+    def _read(self, optimizer: Any) -> None:
+        """Read the gradients, before they are unscaled."""
+        scale = self._scaler._scale
+        if id(optimizer) in self._stats or scale is None or not can_touch_host():
             return
         states = self._scaler._per_optimizer_states
         state = states.get(id(optimizer))
         if state is None or state["stage"] is OptState.READY:
             model: Any = self._model
             if model is None:
-                model = self._roots.behind(optimizer)
-            self._peeks[id(optimizer)] = peek(optimizer, model)
-            if self._meter.wanted and self._scaler._scale is not None:
-                self._sample(optimizer, model)
+                model = self._lookup.of_optimizer(optimizer)
+            gradients, sources = _gradients_of(optimizer), (model, optimizer)
+            if gradients.tensors:
+                stats = read(gradients, scale.device)
+                self._stats[id(optimizer)] = stats, sources
+            if self._rows.meter.wanted:
+                self._rows.meter.sample(gradients, scale, sources)
 
-    def _sample(self, optimizer: Any, model: Any) -> None:
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        scale = self._scaler._scale
-        self._meter.sample(values_of(params), scale, (model, optimizer))
-
-    def _saw_load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def _on_load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         returned = self._methods["load_state_dict"](*args, **kwargs)
-        # Its scale has fitted before.
+        # The loaded scale was calibrated before.
         self._resumed = True
-        if self._ledger is not None:
-            self._ledger.fields.uncalibrated.zero_()
+        if self._state is not None:
+            self._state.fields.uncalibrated.zero_()
         return returned
 
-    def _saw_update(self, *args: Any, **kwargs: Any) -> Any:
-        facts = self._facts() if host_may_act() else None
+    def _on_update(self, *args: Any, **kwargs: Any) -> Any:
+        facts = self._facts() if can_touch_host() else None
         returned = self._methods["update"](*args, **kwargs)
         if facts is not None:
             self._note(facts)
         return returned
 
     @torch.no_grad()
-    def _facts(self) -> Facts | None:
-        """Return what this update is about to act on; None if there is nothing."""
+    def _facts(self) -> StepFacts | None:
+        """Return the facts that this update acts on; None if no gradient was read."""
         scale = self._scaler._scale
         states = list(self._scaler._per_optimizer_states.values())
         flags = [flag for s in states for flag in s["found_inf_per_device"].values()]
         if scale is None or not flags:
             return None
-        if self._ledger is None:
-            self._ledger = new_ledger(scale.device, 1.0)
-            self._ledger.fields.uncalibrated.fill_(float(not self._resumed))
-        home, ledger = scale.device, self._ledger
-        for trace in self._traces:
-            ledger.fields.loss_trace.add_(moved(trace, home))
-        found = largest([moved(flag.reshape(()), home) for flag in flags]).clamp(
-            0.0, 1.0
-        )
-        stepped = any(state["stage"] is OptState.STEPPED for state in states)
-        peaks = [p.peak for p in self._peeks.values() if p.peak is not None]
-        return Facts(
-            read=ledger.one,
-            stepped=ledger.one if stepped else ledger.zero,
-            skipped=found if stepped else ledger.zero,
+        if self._state is None:
+            self._state = new_device_state(scale.device, 1.0)
+            self._state.fields.uncalibrated.fill_(float(not self._resumed))
+        home, state = scale.device, self._state
+        first = True
+        for loss in self._losses:
+            first = not note_loss_(loss, state.one, state, first=first) and first
+        found = largest([to_device(flag.reshape(()), home) for flag in flags])
+        found = found.clamp(0.0, 1.0)
+        stepped = any(entry["stage"] is OptState.STEPPED for entry in states)
+        peaks = [stats.amax() for stats, _ in self._stats.values()]
+        return StepFacts(
+            read=state.one,
+            stepped=state.one if stepped else state.zero,
+            skipped=found if stepped else state.zero,
             # A copy: the update writes into the same tensor.
             scale=scale.float().reshape(()).clone(),
             found=found,
-            norm_found=ledger.zero,
-            amax=largest([moved(p.float(), home) for p in peaks] or [ledger.zero]),
-            grad_norm=ledger.unasked,
+            norm_found=state.zero,
+            amax=largest(peaks or [state.zero]),
+            grad_norm=state.unasked,
         )
 
     @torch.no_grad()
-    def _note(self, facts: Facts) -> None:
-        """Write the row of this update, and see those that have arrived."""
-        ledger = self._ledger
-        assert ledger is not None
-        # Not a sum: the trace is NaN where a loss was not finite.
-        row = torch.stack([*facts, *ledger.fields])
-        ledger.ring[self._updates % RING].copy_(row)
+    def _note(self, facts: StepFacts) -> None:
+        """Write the row of this update and record the rows that have arrived."""
+        state = self._state
+        assert state is not None
+        fields = state.fields
+        state.ring[self._updates % RING].copy_(torch.stack([*facts, *fields]))
         self._updates += 1
-        ledger.total.tally[0].add_(1)
-        ledger.fields.loss_trace.zero_()
-        ledger.fields.uncalibrated.mul_(facts.found)
-        raised = self._scaler._scale.reshape(()) > facts.scale
-        ledger.fields.grown.copy_(raised)
-        peeks = list(self._peeks.values())
-        losses = [moved(loss, ledger.loss.device) for loss in self._losses]
-        if losses:
-            ledger.loss.copy_(torch.stack([loss.float() for loss in losses]).sum())
-        self._peeks, self._traces, self._losses = {}, [], []
-        recorder = self._chronicle.recorder
+        state.total.tally[0].add_(1)
+        fields.loss_trace.zero_()
+        fields.loss.copy_(state.nan)
+        fields.uncalibrated.mul_(facts.found)
+        fields.grown.copy_(self._scaler._scale.reshape(()) > facts.scale)
+        stats = list(self._stats.values())
+        self._stats, self._losses = {}, []
+        recorder = self._rows.recorder
         if not recorder.begun:
             recorder.begin()
-            parts = self._chronicle, self._mailbox, ledger, self._meter
-            recorder.before_end(functools.partial(_drain, *parts))
-        late = self._mailbox.exchange(ledger, has_loss=bool(losses))
-        named = functools.partial(named_peaks, peeks)
-        self._chronicle.see(late, named, self._meter.end_step())
+            recorder.before_end(functools.partial(self._rows.drain, state))
+        self._rows.end_update(state, stats)
 
 
-def _standing_for(method: Callable[..., Any], seen: Callable[..., Any]) -> Any:
-    """Return a function that is called as `seen` and looks like `method`."""
+# The statistics of one optimizer's gradients, and what names its parameters.
+NamedStats = tuple[GradStats, tuple[Any, ...]]
+
+
+class _RowRecorder:
+    """Judges and records rows as they arrive on the host. Prints nothing.
+
+    Holds no reference to the scaler, so that it can outlive it.
+
+    Args:
+        recorder: Writes the run file.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.meter = Meter(recorder.sample_every)
+        self._judge = Judge()
+        self._copies = RowCopies()
+        self._stats: deque[list[NamedStats]] = deque(maxlen=LAG + PERIOD)
+        self._samples: dict[int, UnderflowSample] = {}
+
+    def end_update(self, state: DeviceState, stats: list[NamedStats]) -> None:
+        """End an update: record the rows that are due.
+
+        Args:
+            state: Holds the row.
+            stats: Of this update.
+        """
+        self._stats.append(stats)
+        sample = self.meter.end_step()
+        if sample is not None:
+            self._samples[sample.step] = sample
+        self._record(self._copies.advance(state))
+
+    def drain(self, state: DeviceState) -> None:
+        """Record the rows that have not arrived yet. Waits for them."""
+        self._samples.update((sample.step, sample) for sample in self.meter.finish())
+        self._record(self._copies.drain(state))
+
+    def _record(self, rows: list[HostRow]) -> None:
+        for row in rows:
+            record, update = row.record, row.update
+            sample = None if update is None else self._samples.pop(update, None)
+            if sample is not None:
+                record = record._replace(lost=sample.lost)
+            finite = record.finite and record.norm_finite and record.read
+            named: dict[str, float] = {}
+            if not finite and update is not None:
+                age = self._copies.updates - update
+                if age < len(self._stats):
+                    named = named_peaks(self._stats[-1 - age])
+            culprits = [name for name, peak in named.items() if not math.isfinite(peak)]
+            # A peak is NaN if any element is, and infinite only if none is NaN.
+            if any(math.isnan(peak) for peak in named.values()):
+                record = record._replace(nan=True)
+            judgement = self._judge.see(record, culprits)
+            self.recorder.see(record, judgement, culprits, named)
+            if sample is not None:
+                self.recorder.sample(record.step, sample.rows())
+
+
+def named_peaks(read: Iterable[NamedStats]) -> dict[str, float]:
+    """Return the largest magnitude of each gradient of all optimizers. Syncs."""
+    peaks: dict[str, float] = {}
+    for stats, sources in read:
+        for kind in stats.kinds:
+            if kind.peaks is not None:
+                params = [stats.params[i] for i in kind.positions]
+                names = apart(names_of(params, sources), set(peaks))
+                peaks.update(zip(names, kind.peaks.tolist(), strict=True))
+    return peaks
+
+
+def _gradients_of(optimizer: Any) -> GradSnapshot:
+    """Return the gradients of this rank, for reading only."""
+    pairs = _values_of(optimizer)
+    return GradSnapshot(
+        params=[param for param, _ in pairs],
+        tensors=[values for _, values in pairs],
+        addresses=numbers([]),
+        versions=numbers([]),
+        numels=numbers(values.numel() for _, values in pairs),
+        kind=None,
+        present=len(pairs),
+    )
+
+
+def _values_of(optimizer: Any) -> list[tuple[Tensor, Tensor]]:
+    """Return the parameters with gradients, and the gradients' elements.
+
+    Dense and real; of this rank only. Empty gradients are left out.
+    """
+    pairs = []
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is not None:
+                local = getattr(param.grad, "_local_tensor", param.grad).detach()
+                if local.is_sparse:
+                    local = local._values()
+                values = torch.view_as_real(local) if local.is_complex() else local
+                if values.numel():
+                    pairs.append((param, values))
+    return pairs
+
+
+def _wrapped(method: Callable[..., Any], wrapper: Callable[..., Any]) -> Any:
+    """Return a function that calls `wrapper` and has the metadata of `method`."""
 
     @functools.wraps(method)
-    def stand_in(*args: Any, **kwargs: Any) -> Any:
-        return seen(*args, **kwargs)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(*args, **kwargs)
 
-    return stand_in
-
-
-def _drain(
-    chronicle: Chronicle, mailbox: Mailbox, ledger: Ledger, meter: Meter
-) -> None:
-    """Hand over the rows on their way; no scaler is held for it."""
-    for _ in range(LAG):
-        chronicle.see(mailbox.exchange(ledger), None, meter.end_step())
+    return wrapped

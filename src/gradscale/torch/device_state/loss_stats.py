@@ -1,76 +1,50 @@
-"""What is to be known of a loss before it is scaled: is it finite, and what is it?"""
+"""Records whether a loss is finite, its value, and the scale that multiplies it."""
 
 import torch
 from torch import Tensor
 
-from gradscale.torch.device_state.layout import Ledger
-from gradscale.torch.devices import moved
-from gradscale.torch.kernels import Kernels, fall_back, usable
-from gradscale.torch.scaling import trace_of
+from gradscale.torch.device_state.layout import DeviceState
+from gradscale.torch.devices import to_device
+
+# Larger outputs are not checked: their gradients will show it.
+LARGEST_LOSS = 4096
 
 
-def is_a_loss(output: Tensor) -> bool:
-    """Return whether an output is a number that can be noted."""
+def is_scalar_loss(output: Tensor) -> bool:
+    """Return whether an output is one number."""
     strided = output.layout is torch.strided
     return strided and output.numel() == 1 and output.is_floating_point()
 
 
-def note_(
-    output: Tensor, scale: Tensor, ledger: Ledger, *, first: bool, kernels: Kernels
-) -> None:
-    """Note whether an output is finite, its scale and its value. No host sync.
+def note_loss_(
+    output: Tensor, scale: Tensor, state: DeviceState, *, first: bool
+) -> bool:
+    """Note an output before it is scaled. No host sync.
 
     Args:
-        output: Before it is scaled.
+        output: The loss, or any output that is scaled.
         scale: f32[], the scale that is going to multiply it.
-        ledger: Written in place. Losses of one element are added up.
-        first: None was noted since the last update.
-        kernels: Whether one kernel may do all of it; it can for a loss.
+        state: Written in place. Scalar losses are added up.
+        first: No scalar loss was noted since the last update.
+
+    Returns:
+        Whether it is a scalar loss.
     """
-    # In this order: what is compiled asks no more than the first of them.
-    if usable(kernels, scale.device) and is_a_loss(output) and _is_plain(output, scale):
-        try:
-            # Here, for Triton may be missing.
-            from gradscale.torch.kernels.noting import DTYPES, launch_
-
-            if output.dtype in DTYPES:
-                launch_(output, scale, ledger, first)
-                return
-        except Exception as error:
-            # Nothing is written yet: a kernel that was started does not raise.
-            fall_back(error, kernels)
-    note_plainly_(output, scale, ledger, first=first)
-
-
-def _is_plain(output: Tensor, scale: Tensor) -> bool:
-    """Return whether what lies at its address is the loss, and a kernel gets there."""
-    same_device = output.device == scale.device
-    return type(output) is Tensor and same_device and not output.is_neg()
-
-
-def note_plainly_(
-    output: Tensor, scale: Tensor, ledger: Ledger, *, first: bool
-) -> None:
-    """Note the same by plain operations."""
-    here = output.device == scale.device and output.layout is torch.strided
-    if here and output.dim() == 0 and output.dtype is torch.float32:
-        loss = output.detach()
-        # 0 for what is finite, else NaN.
-        ledger.fields.loss_trace.addcmul_(loss, ledger.zero)
-        if first:
-            # One launch, where each copy by itself would be one.
-            torch._foreach_copy_([ledger.used_scale, ledger.loss], [scale, loss])
-        else:
-            ledger.used_scale.copy_(scale)
-            ledger.loss.add_(loss)
-        return
-    trace = trace_of(output)
-    if trace is not None:
-        ledger.fields.loss_trace.add_(moved(trace, scale.device))
-    ledger.used_scale.copy_(scale)
-    if is_a_loss(output):
-        loss = moved(output.detach().reshape(()), ledger.loss.device)
-        if first:
-            ledger.loss.copy_(loss)
-        else:
-            ledger.loss.add_(loss)
+    fields = state.fields
+    scalar = is_scalar_loss(output)
+    loss = output.detach()
+    if scalar:
+        if loss.dim() or loss.dtype is not torch.float32 or loss.device != scale.device:
+            loss = to_device(loss.reshape(()), scale.device)
+        # 0 * x is 0 for finite x, else NaN. In the loss's own dtype: an f64 loss may be
+        # finite and above the largest f32.
+        fields.loss_trace.add_(0.0 * loss)
+    elif output.numel() <= LARGEST_LOSS and output.layout is torch.strided:
+        values = torch.view_as_real(loss) if loss.is_complex() else loss
+        fields.loss_trace.add_(to_device((0.0 * values).sum(), scale.device))
+    state.used_scale.copy_(scale)
+    if scalar and first:
+        fields.loss.copy_(loss)
+    elif scalar:
+        fields.loss.add_(loss)
+    return scalar

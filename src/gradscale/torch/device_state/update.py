@@ -1,4 +1,7 @@
-"""The end of a step: facts in, the next state and the step's rows out, in place."""
+"""The end of a step: moves the policy's state and writes the step's rows, in place.
+
+One launch where kernels run and one optimizer stepped; plain operations otherwise.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,19 +11,23 @@ from torch import Tensor
 
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.state import FixedState, Observed, ScaleState
-from gradscale.torch.device_state.host_copy import Mailbox
-from gradscale.torch.device_state.layout import RING, Account, Facts, Ledger
-from gradscale.torch.device_state.rule import move_, moves_as_torch
+from gradscale.torch.device_state.layout import (
+    RING,
+    Account,
+    DeviceState,
+    StepFacts,
+)
+from gradscale.torch.devices import host_value
 from gradscale.torch.grads.stats import largest
-from gradscale.torch.kernels import Kernels, fall_back, usable
+from gradscale.torch.kernels import Kernels, usable
 
 
-class Part(NamedTuple):
-    """What one optimizer contributes to a step.
+class StepSummary(NamedTuple):
+    """What one optimizer contributes to an update.
 
     Attributes:
         account: Where its row and tally are kept.
-        scale: f32[], the scale behind its gradients.
+        scale: f32[], the scale of its gradients.
         stepped: Its `step()` ran; else it was only unscaled.
         skip: f32[], 1 if its step was to be skipped, else 0.
         found: f32[], 1 if an element was not finite, else 0.
@@ -39,142 +46,154 @@ class Part(NamedTuple):
     amax: Tensor | None
 
 
-def settle(
+def update_(
     policy: AnyPolicy,
-    state: FixedState | ScaleState,
-    ledger: Ledger,
-    parts: Sequence[Part],
+    scaling: FixedState | ScaleState,
+    state: DeviceState,
+    steps: Sequence[StepSummary],
     *,
     hold_on_bad_loss: bool,
     forced_scale: Tensor | None,
     kernels: Kernels,
-    mailbox: Mailbox | None = None,
 ) -> None:
-    """Move the state and write the rows, in place. No host sync.
+    """Move the scale and write the rows, in place. No host sync.
 
     Args:
-        policy: Its rule moves the state.
-        state: The tensors that hold the state.
-        ledger: What the device remembers beside it.
-        parts: At least one.
-        hold_on_bad_loss: Keep the state while the loss itself is not finite.
+        policy: Its rule moves the scale.
+        scaling: The tensors that hold the policy's state.
+        state: The rest of the device state.
+        steps: At least one.
+        hold_on_bad_loss: Keep the scale while the loss itself is not finite.
         forced_scale: f32[], taken instead of the rule's if it is within the bounds.
-        kernels: Whether one kernel may do all of it; it can for one part.
-        mailbox: The kernel writes a letter to it; None while the host may not act.
+        kernels: Whether one kernel may do all of it; it can for one optimizer.
     """
-    alone = len(parts) == 1
-    if alone and forced_scale is None and usable(kernels, state.scale.device):
-        try:
-            # Here, for Triton may be missing.
-            from gradscale.torch.kernels.update import settle_
+    alone = len(steps) == 1
+    if alone and forced_scale is None and usable(kernels, scaling.scale.device):
+        # Here, for Triton may be missing.
+        from gradscale.torch.device_state.update_kernel import update_one_
 
-            settle_(policy, state, ledger, parts[0], hold_on_bad_loss, mailbox)
-            return
-        except Exception as error:
-            # Nothing is written yet: a kernel that was started does not raise.
-            if mailbox is not None:
-                mailbox.recall()
-            fall_back(error, kernels)
-    whole = parts[0] if alone else _together(ledger, parts)
-    kept = ledger.fields
+        update_one_(policy, scaling, state, steps[0], hold_on_bad_loss)
+        return
+    whole = steps[0] if alone else _joined(state, steps)
+    fields = state.fields
     # A scale that cannot move has no floor to fall to.
     if policy.min_scale < policy.max_scale:
-        stuck = whole.skip * (state.scale <= policy.min_scale)
-        torch.addcmul(stuck, stuck, kept.floor_steps, out=kept.floor_steps)
+        stuck = whole.skip * (scaling.scale <= policy.min_scale)
+        torch.addcmul(stuck, stuck, fields.floor_steps, out=fields.floor_steps)
     given = None
     if forced_scale is not None:
-        given = _admitted(policy, state, ledger, forced_scale)
+        given = _admitted(policy, scaling, state, forced_scale)
     if not alone:
-        for part in parts:
-            _draft(ledger, _facts(ledger, part), state.scale)
-            _enter(ledger, [part.account], whole=False)
-    _draft(ledger, _facts(ledger, whole), state.scale)
+        for one in steps:
+            _write_row(state, _facts(state, one), scaling.scale, [one.account])
+    _write_row(
+        state,
+        _facts(state, whole),
+        scaling.scale,
+        [whole.account, state.total] if alone else [state.total],
+        in_ring=True,
+    )
     if given is not None:
-        state.scale.copy_(given)
-    elif moves_as_torch(policy) and not hold_on_bad_loss:
-        move_(policy, state, whole.skip)
+        scaling.scale.copy_(given)
     else:
-        _move_by_rule(policy, state, ledger, whole, hold_on_bad_loss)
-    _enter(ledger, [whole.account] if alone else [], whole=True)
-    kept.uncalibrated.mul_(whole.skip)
-    torch.gt(state.scale, ledger.draft.before, out=kept.grown)
+        _move(policy, scaling, state, whole, hold_on_bad_loss)
+    torch._foreach_copy_([fields.loss_trace, fields.loss], [state.zero, state.nan])
+    fields.uncalibrated.mul_(whole.skip)
+    torch.gt(scaling.scale, state.draft[-1], out=fields.grown)
 
 
-def force_scale(
-    policy: AnyPolicy, state: FixedState | ScaleState, ledger: Ledger, scale: Tensor
+def force_scale_(
+    policy: AnyPolicy,
+    scaling: FixedState | ScaleState,
+    state: DeviceState,
+    scale: Tensor,
 ) -> None:
     """Set the scale, or note that it is out of bounds. No host sync."""
-    state.scale.copy_(_admitted(policy, state, ledger, scale))
+    scaling.scale.copy_(_admitted(policy, scaling, state, scale))
 
 
-def _admitted(
-    policy: AnyPolicy, state: FixedState | ScaleState, ledger: Ledger, scale: Tensor
-) -> Tensor:
-    """Return a scale that was given, or the old one and note that it is not within."""
-    fits = (scale >= policy.min_scale) & (scale <= policy.max_scale)
-    ledger.fields.refused.copy_(~fits)
-    return torch.where(fits, scale, state.scale)
-
-
-def settle_idle(ledger: Ledger, accounts: Sequence[Account], *, whole: bool) -> None:
-    """Write the rows of those for whom no gradient was there. No host sync.
+def update_idle_(
+    state: DeviceState, accounts: Sequence[Account], *, whole: bool
+) -> None:
+    """Write the rows of optimizers without a gradient. No host sync.
 
     Args:
-        ledger: What the device remembers.
-        accounts: The accounts of the idle optimizers.
+        state: The device state.
+        accounts: The accounts of these optimizers.
         whole: No other optimizer had a gradient: the step as a whole was idle.
     """
-    zero = ledger.zero
-    facts = Facts(
+    zero = state.zero
+    idle = StepFacts(
         read=zero,
         stepped=zero,
         skipped=zero,
-        scale=ledger.used_scale,
+        scale=state.used_scale,
         found=zero,
         norm_found=zero,
         amax=zero,
-        grad_norm=ledger.unasked,
+        grad_norm=state.unasked,
     )
-    _draft(ledger, facts, zero)
-    _enter(ledger, accounts, whole=whole)
-    # A row counts as an update by what was read: nothing, here.
-    for account in [*accounts, ledger.total] if whole else accounts:
+    written = [*accounts, state.total] if whole else list(accounts)
+    _write_row(state, idle, zero, written, in_ring=whole)
+    if whole:
+        fields = state.fields
+        torch._foreach_copy_([fields.loss_trace, fields.loss], [zero, state.nan])
+    # The tally counts `read`, which is 0 here.
+    for account in written:
         account.tally[0].add_(1)
 
 
-def _move_by_rule(
+def _admitted(
     policy: AnyPolicy,
-    state: FixedState | ScaleState,
-    ledger: Ledger,
-    whole: Part,
+    scaling: FixedState | ScaleState,
+    state: DeviceState,
+    scale: Tensor,
+) -> Tensor:
+    """Return the given scale if it is within the bounds, else the present one."""
+    fits = (scale >= policy.min_scale) & (scale <= policy.max_scale)
+    state.fields.refused.copy_(~fits)
+    return torch.where(fits, scale, scaling.scale)
+
+
+def _move(
+    policy: AnyPolicy,
+    scaling: FixedState | ScaleState,
+    state: DeviceState,
+    whole: StepSummary,
     hold_on_bad_loss: bool,
 ) -> None:
-    seen = Observed(
-        finite=whole.skip == 0.0,
-        amax=ledger.zero if whole.amax is None else whole.amax,
-        loss_finite=ledger.fields.loss_trace == 0.0,
-    )
-    # mypy cannot see that the state is of the policy's own type.
-    moved: Any = policy.next_state(state, seen, torch.where)  # type: ignore[arg-type]
+    """Move the scale by the rule: on host numbers where they are, else on tensors."""
+    here: Any = scaling
+    where: Any = torch.where
+    skip, trace = whole.skip, state.fields.loss_trace
+    if skip.device.type == "cpu" and not torch.compiler.is_compiling():
+        here = type(scaling)(*map(host_value, scaling))
+        skip, trace, where = host_value(skip), host_value(trace), _choose
+    observed = Observed(finite=skip == 0.0, amax=0.0, loss_finite=trace == 0.0)
+    moved = policy.next_state(here, observed, where)
     # In place: a captured graph holds these very tensors.
-    for kept, value in zip(state, moved, strict=True):
+    for tensor, kept, value in zip(scaling, here, moved, strict=True):
         if hold_on_bad_loss:
-            value = torch.where(seen.loss_finite, value, kept)
-        kept.copy_(value)
+            value = where(observed.loss_finite, value, kept)
+        tensor.copy_(value) if isinstance(value, Tensor) else tensor.fill_(value)
 
 
-def _together(ledger: Ledger, parts: Sequence[Part]) -> Part:
-    """Return what the optimizers did, as if they were one."""
-    stepped = [part for part in parts if part.stepped]
-    norms = [part.norm for part in parts if part.norm is not None]
-    bad_norms = [part.norm_found for part in parts if part.norm_found is not None]
-    peaks = [part.amax for part in parts if part.amax is not None]
-    return Part(
-        account=ledger.total,
-        scale=ledger.used_scale,
-        stepped=bool(stepped),
-        skip=largest([part.skip for part in parts]),
-        found=largest([part.found for part in parts]),
+def _choose(cond: bool, a: Any, b: Any) -> Any:
+    # Rounded to f32 when it is written: a rule multiplies once.
+    return a if cond else b
+
+
+def _joined(state: DeviceState, steps: Sequence[StepSummary]) -> StepSummary:
+    """Return the steps of several optimizers as one."""
+    norms = [one.norm for one in steps if one.norm is not None]
+    bad_norms = [one.norm_found for one in steps if one.norm_found is not None]
+    peaks = [one.amax for one in steps if one.amax is not None]
+    return StepSummary(
+        account=state.total,
+        scale=state.used_scale,
+        stepped=any(one.stepped for one in steps),
+        skip=largest([one.skip for one in steps]),
+        found=largest([one.found for one in steps]),
         norm_found=largest(bad_norms) if bad_norms else None,
         # Optimizers clipped together share one norm; else this is the largest.
         norm=largest(norms) if norms else None,
@@ -182,45 +201,37 @@ def _together(ledger: Ledger, parts: Sequence[Part]) -> Part:
     )
 
 
-def _facts(ledger: Ledger, part: Part) -> Facts:
-    zero, one = ledger.zero, ledger.one
-    return Facts(
-        read=one,
-        stepped=one if part.stepped else zero,
-        skipped=part.skip if part.stepped else zero,
-        scale=part.scale,
-        found=part.found,
-        norm_found=zero if part.norm_found is None else part.norm_found,
-        amax=zero if part.amax is None else part.amax,
-        grad_norm=ledger.unasked if part.norm is None else part.norm,
+def _facts(state: DeviceState, one: StepSummary) -> StepFacts:
+    zero = state.zero
+    return StepFacts(
+        read=state.one,
+        stepped=state.one if one.stepped else zero,
+        skipped=one.skip if one.stepped else zero,
+        scale=one.scale,
+        found=one.found,
+        norm_found=zero if one.norm_found is None else one.norm_found,
+        amax=zero if one.amax is None else one.amax,
+        grad_norm=state.unasked if one.norm is None else one.norm,
     )
 
 
-def _draft(ledger: Ledger, facts: Facts, scale: Tensor) -> None:
-    """Write a row as it stands before the state moves, and the scale."""
-    torch.stack((*facts, *ledger.fields, scale), out=ledger.draft.sheet)
-
-
-def _enter(ledger: Ledger, accounts: Sequence[Account], *, whole: bool) -> None:
-    """Enter the drafted row and count it, for the accounts.
-
-    Args:
-        ledger: What the device remembers.
-        accounts: Whose row it is.
-        whole: Also for the total and its ring; no loss is behind the next row yet.
-    """
-    draft, copied = ledger.draft, [account.row for account in accounts]
-    entries = [draft.row] * len(copied)
-    if whole:
-        accounts = [*accounts, ledger.total]
-        place = ledger.total.tally[:1] % RING
-        ledger.ring.index_copy_(0, place, draft.line)
-        copied += [ledger.total.row, ledger.fields.loss_trace]
-        entries += [draft.row, ledger.zero]
-    # One launch, where each copy by itself would be one.
-    torch._foreach_copy_(copied, entries)
-    # A tally counts the first fields of a row.
-    counts = draft.flags.long()
+def _write_row(
+    state: DeviceState,
+    facts: StepFacts,
+    scale: Tensor,
+    accounts: list[Account],
+    *,
+    in_ring: bool = False,
+) -> None:
+    """Write one row for these accounts and count it; `draft` keeps the scale too."""
+    draft = torch.stack((*facts, *state.fields, scale), out=state.draft)
+    row = draft[:-1]
+    if in_ring:
+        place = state.total.tally[:1] % RING
+        state.ring.index_copy_(0, place, row.unsqueeze(0))
+    # One launch each, however many accounts there are.
+    torch._foreach_copy_([account.row for account in accounts], [row] * len(accounts))
+    counts = row[:3].long()
     torch._foreach_add_(
         [account.tally for account in accounts], [counts] * len(accounts)
     )

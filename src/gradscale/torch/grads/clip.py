@@ -1,7 +1,7 @@
-"""Clipping by norm: what is asked for, and the coefficient that gives it."""
+"""Clipping by norm: its arguments, and the coefficient."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -12,7 +12,6 @@ from gradscale.errors import ConfigError
 from gradscale.torch.grads.stats import combine_norms, read
 from gradscale.torch.grads.unscale import multiply_
 from gradscale.torch.kernels.reference import clip_to
-from gradscale.torch.ranks.consensus import Voice
 from gradscale.torch.tensor_list import GradSnapshot
 
 
@@ -62,16 +61,17 @@ def clip_params_(
     inv_scale: Tensor,
     max_norm: float,
     norm_type: float,
-    voice: Voice | None = None,
+    agree_on_norm: Callable[[Tensor | None, float], Tensor] | None = None,
 ) -> Clip:
     """Clip gradients in place, some of them scaled and some not. No host sync.
 
     Args:
-        gradients: At least one tensor, unless there is a `voice`.
+        gradients: At least one tensor, unless there are other ranks.
         unscaled: The ids of the parameters whose gradients are unscaled by now.
         inv_scale: f32[], what unscales the others.
         max_norm, norm_type: The largest norm to let through, and its order.
-        voice: How to speak to the ranks that hold the rest of the gradients.
+        agree_on_norm: Returns the norm over all ranks from that of this one; None
+            where this rank decides alone.
     """
     norms, factors = [], []
     for factor, wanted in ((inv_scale, False), (torch.ones_like(inv_scale), True)):
@@ -87,9 +87,9 @@ def clip_params_(
             norms.append(norm * factor)
             factors.append(factor)
     norm = combine_norms(norms, norm_type) if norms else None
-    if voice is not None:
+    if agree_on_norm is not None:
         # The same on all ranks, whichever gradients they have.
-        norm, factors = voice.agree_on_norm(norm, norm_type), [inv_scale]
+        norm, factors = agree_on_norm(norm, norm_type), [inv_scale]
     assert norm is not None
     clip = clip_of(norm, max_norm, torch.stack(factors).amin())
     multiply_(gradients.tensors, clip.coef, gradients.kind)

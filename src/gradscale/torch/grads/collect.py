@@ -18,7 +18,7 @@ _GRAD, _DTYPE, _NBYTES = map(attrgetter, ("grad", "dtype", "nbytes"))
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 
 
-def gather(
+def collect(
     params: Iterable[Tensor],
     *,
     allow_fp16: bool,
@@ -40,17 +40,17 @@ def gather(
     """
     params = params if isinstance(params, list) else list(params)
     if not torch.compiler.is_compiling() and not copies:
-        ordinary = _gather_ordinary(params, allow_fp16)
+        ordinary = _collect_plain(params, allow_fp16)
         if ordinary is not None:
             return ordinary
-    gradients = _gather_any(params, allow_fp16, names)
+    gradients = _collect_any(params, allow_fp16, names)
     if not copies:
         return gradients
     held_by = [copies.get(id(param), 1.0) for param in gradients.params]
     return gradients._replace(copies=held_by)
 
 
-def _gather_ordinary(params: list[Tensor], allow_fp16: bool) -> GradSnapshot | None:
+def _collect_plain(params: list[Tensor], allow_fp16: bool) -> GradSnapshot | None:
     """Return the gradients if all are ordinary; else None.
 
     Args:
@@ -100,7 +100,7 @@ def _are_apart(tensors: list[Tensor], begins: Numbers) -> bool:
 
 
 @torch.no_grad()
-def _gather_any(
+def _collect_any(
     params: list[Tensor], allow_fp16: bool, names: Iterable[Any]
 ) -> GradSnapshot:
     owners: list[Tensor] = []

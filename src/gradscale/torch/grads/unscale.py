@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradscale.torch.devices import moved
+from gradscale.torch.devices import to_device
 from gradscale.torch.grads.stats import by_kind
 from gradscale.torch.tensor_list import Kind
 
@@ -33,7 +33,7 @@ def multiply_(
         kind: Device and dtype of all of them, if that is known.
     """
     for (device, dtype), group in _groups(tensors, kind):
-        here = moved(multiplier, device)
+        here = to_device(multiplier, device)
         if dtype is torch.bfloat16 and device.type != "cpu":
             # The op below has no bf16 kernel on CUDA in torch 2.11 and 2.13.
             for tensor in group:

@@ -1,7 +1,7 @@
-"""From the parts of a read to one decision, in one launch.
+"""From the partial results of a read to one decision, in one launch.
 
-Each program gathers the parts of several small tensors, or a slice of those of a large
-one; the one that ends last puts the slices together and decides.
+Each program gathers the results of several small tensors, or a slice of those of a
+large one; the program that ends last puts the slices together and decides.
 
 Computes what `reference.decide` does: the norm of the unscaled gradients, the clip
 coefficient, whether to skip, and the two numbers that fold unscaling and clipping into
@@ -13,42 +13,43 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch import tensor_list
-from gradscale.torch.kernels.decision import FIELDS, Decision
-from gradscale.torch.kernels.facts import TensorFacts, even
 from gradscale.torch.kernels.launch import launched
 from gradscale.torch.kernels.read import (
     CHUNK,
     TRITON_DTYPES,
     WARPS,
+    PartialStats,
+    aligned,
     gather_slice,
 )
+from gradscale.torch.kernels.reference import Decision, TensorStats
 
-# Tensors whose facts are looked at at once.
+# Tensors whose results are put together at once.
 BLOCK, FEW = 1024, 256
 
 
-def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decision:
-    """Return the decision on gradients that were read. No host sync.
+def gather_and_decide(
+    partial: PartialStats, dtype: torch.dtype, scale: Tensor, max_norm: float | None
+) -> tuple[TensorStats, Decision]:
+    """Return the statistics of each tensor, and the decision. No host sync.
 
     Args:
-        facts: Of gradients that are still scaled; at least one. They must stay finite
-            in their dtype once they are unscaled. Still in parts; gathered afterwards.
-        scale: f32[], the scale behind them.
+        partial: Of gradients that are still scaled; at least one.
+        dtype: Theirs. They must stay finite in it once they are unscaled.
+        scale: f32[], the scale of the gradients.
         max_norm: The largest norm to let through; None to let all through.
     """
-    parts = facts.parts
-    assert parts is not None
-    table, tiling = parts.table, parts.tiling
+    table, tiling = partial.table, partial.tiling
     groups = -(-table.tensors // tiling.tensors)
-    numbers = torch.empty(len(FIELDS), dtype=torch.float32, device=scale.device)
+    fields = len(Decision._fields)
+    numbers = torch.empty(fields, dtype=torch.float32, device=scale.device)
     _gather_and_decide(
         groups * tiling.slices,
-        (table.cells, parts.cells, parts.each, scale, numbers),
+        (table.cells, partial.chunks, partial.each, scale, numbers),
         (
             table.tensors,
             table.chunks,
-            even(table.tensors),
+            aligned(table.tensors),
             groups,
             -1.0 if max_norm is None else max_norm,
         ),
@@ -56,14 +57,15 @@ def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decisio
         TENSORS=tiling.tensors,
         PARTIALS=tiling.partials,
         SLICES=tiling.slices,
-        DTYPE=TRITON_DTYPES[facts.dtype],
+        DTYPE=TRITON_DTYPES[dtype],
         CLIP=max_norm is not None,
-        # Here: what is tiny on the host may be 0 in f32.
+        # Here: a number that is tiny on the host may be 0 in f32.
         TO_ZERO=max_norm == 0.0,
         BLOCK=FEW if table.tensors <= FEW else BLOCK,
     )
-    facts.were_gathered(parts.each)
-    return Decision._make(tensor_list.scalars(numbers))
+    begin, count = aligned(table.tensors), table.tensors
+    stats = TensorStats(dtype, partial.each[begin:][:count], partial.each[:count])
+    return stats, Decision._make(numbers.unbind())
 
 
 @triton.jit
@@ -108,7 +110,7 @@ def _gather_and_decide(
         PARTIALS,
         SLICES,
     )
-    # Slices lie behind the facts of whole tensors; a lone one is the whole.
+    # Slices come after the results of whole tensors; a lone one is the whole.
     slices_ptr = each_ptr
     if SLICES > 1:
         slices_ptr += 2 * even_tensors
@@ -116,7 +118,7 @@ def _gather_and_decide(
     there = owners < tensors
     tl.store(mine_ptr, own_sums.to(tl.int64, bitcast=True), mask=there)
     tl.store(mine_ptr + even_tensors, own_peaks, mask=there)
-    # All threads have written before one of them says so. The program that comes last
+    # All threads have written before one of them counts. The program that comes last
     # sees what the others wrote: the count is released and acquired.
     tl.debug_barrier()
     done_ptr = slices_ptr + 2 * even_tensors * SLICES
@@ -180,8 +182,8 @@ def _store(
         norm_found = tl.where(usable, 0.0, 1.0)
     multiplier = inverse * coef
     grad_scale = tl.div_rn(scale, coef)
-    # As stored: rounding is monotonic, so the peak answers for all. Who multiplies and
-    # who divides may differ in the last bit.
+    # As stored: rounding is monotonic, so the peak answers for all. A product and a
+    # quotient may differ in the last bit.
     times = (amax * multiplier).to(DTYPE).to(tl.float32)
     over = tl.div_rn(amax, grad_scale).to(DTYPE).to(tl.float32)
     found = tl.where(_is_finite(times) & _is_finite(over), 0.0, 1.0)

@@ -5,23 +5,17 @@ added up in a fixed order. The peak is the largest bit pattern of |x| as an inte
 which orders finite < inf < NaN. Squares are taken of x / 2^e, where 2^e is the power
 of two below the chunk's peak, and added up in f32 within a chunk and in f64 beyond: no
 sum overflows, and none underflows, unless the norm does.
+
+The read leaves partial results for each chunk; `decide` gathers them.
 """
 
-from functools import partial
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels import Kernels, fall_back, on
-from gradscale.torch.kernels.facts import (
-    Parts,
-    TensorFacts,
-    Tiling,
-    even,
-    peaks_and_squares,
-)
 from gradscale.torch.kernels.launch import launched
 from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.kernels.pointers import pointer
@@ -34,8 +28,8 @@ WARPS = 8
 # takes 6.1 us for 124 M parameters in 148 tensors, with 1024 and 16 slices 7.2; 4.8 us
 # for 4000 tensors of one chunk, with a program for each 15.4.
 PARTIALS, OF_SMALL, FEW_PARTIALS = 2048, 1024, 512
-# Programs that share a large tensor, at most: who decides looks at all they found. And
-# how many there may be in all.
+# Programs that share a large tensor, at most: the deciding one reads all their results.
+# And how many programs there may be in all.
 SLICES, PROGRAMS = 4, 2048
 
 TRITON_DTYPES = {
@@ -45,33 +39,59 @@ TRITON_DTYPES = {
 }
 
 
-def read_tensors(
-    table: Table, dtype: torch.dtype, kernels: Kernels = "auto"
-) -> TensorFacts:
-    """Read the tensors of a table once, as `reference.read_tensors` does. No host sync.
+class Tiling(NamedTuple):
+    """How programs share the partial results of a read among them.
 
-    What was read of each chunk is not gathered yet: `deciding.decide` does it in its
-    own launch, and who asks for the facts before has it done.
+    Attributes:
+        tensors: Tensors that a program gathers.
+        partials: Partial results of each that it adds up at once.
+        slices: Programs that share the results of one tensor.
+    """
+
+    tensors: int
+    partials: int
+    slices: int
+
+
+class PartialStats(NamedTuple):
+    """The partial results of a read.
+
+    Attributes:
+        table: Of the tensors. To be gathered before its next change.
+        chunks: i64[2 * chunks], for each chunk the sum of squares as bits of an f64,
+            then for each the largest magnitude as bits of an f32.
+        each: i64[...], room for the same of each tensor, for the same of its slices
+            where it has more than one, and for a count of finished programs, which
+            is 0.
+        tiling: How the chunks are gathered.
+    """
+
+    table: Table
+    chunks: Tensor
+    each: Tensor
+    tiling: Tiling
+
+
+def read_chunks(table: Table, dtype: torch.dtype) -> PartialStats:
+    """Read the tensors of a table once. No host sync.
 
     Args:
         table: Of one list; chunks of `CHUNK` elements.
         dtype: That of all its tensors: f32, f16 or bf16.
-        kernels: Whether plain operations may gather where a kernel fails.
     """
     tiling = tiling_of(table)
-    rooms = rooms_of(table.tensors, tiling.slices)
+    size = _size_of_each(table.tensors, tiling.slices)
     device = table.cells.device
-    cells = torch.empty(2 * table.chunks, dtype=torch.int64, device=device)
-    each = torch.empty(rooms, dtype=torch.int64, device=device)
+    chunks = torch.empty(2 * table.chunks, dtype=torch.int64, device=device)
+    each = torch.empty(size, dtype=torch.int64, device=device)
     _read(
         table.chunks,
-        (table.cells, table.owners, cells, each),
-        (table.tensors, table.chunks, rooms - 1),
+        (table.cells, table.owners, chunks, each),
+        (table.tensors, table.chunks, size - 1),
         DTYPE=TRITON_DTYPES[dtype],
         CHUNK=CHUNK,
     )
-    parts = Parts(table, cells, each, tiling, partial(gather, kernels=kernels))
-    return TensorFacts(dtype, parts=parts)
+    return PartialStats(table, chunks, each, tiling)
 
 
 def tiling_of(table: Table) -> Tiling:
@@ -91,41 +111,16 @@ def _power_of_2(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def rooms_of(tensors: int, slices: int) -> int:
-    """Return how many numbers there are to be room for in `Parts.each`."""
-    return 2 * even(tensors) * (1 if slices == 1 else 1 + slices) + 1
+def _size_of_each(tensors: int, slices: int) -> int:
+    return 2 * aligned(tensors) * (1 if slices == 1 else 1 + slices) + 1
 
 
-def gather(parts: Parts, kernels: Kernels) -> tuple[Tensor, Tensor]:
-    """Return the peaks and the sums of squares of each tensor. No host sync."""
-    table, tiling = parts.table, parts.tiling
-    try:
-        with on(parts.each.device):
-            _gather(
-                -(-table.tensors // tiling.tensors),
-                (table.cells, parts.cells, parts.each),
-                (table.tensors, table.chunks, even(table.tensors)),
-                CHUNK=CHUNK,
-                TENSORS=tiling.tensors,
-                PARTIALS=tiling.partials,
-                SLICES=tiling.slices,
-            )
-        return peaks_and_squares(parts.each, table.tensors)
-    except Exception as error:
-        # Nothing but fresh memory was written.
-        fall_back(error, kernels)
-    sums, peaks = parts.cells.view(2, -1)
-    owners = table.owners.long()
-    # Bits of magnitudes are ordered as the magnitudes are.
-    found = torch.zeros_like(peaks[: table.tensors]).scatter_reduce_(
-        0, owners, peaks, "amax"
-    )
-    squares = sums.new_zeros(table.tensors, dtype=torch.float64)
-    squares.index_add_(0, owners, sums.view(torch.float64))
-    return found.int().view(torch.float32), squares
+def aligned(tensors: int) -> int:
+    """Return the index of the peaks in `PartialStats.each`: a multiple of 16 bytes."""
+    return tensors + tensors % 2
 
 
-# Fusion is said aloud: Triton's default is in flux.
+# Set explicitly: Triton's default for FP fusion changes between versions.
 @launched(num_warps=WARPS, enable_fp_fusion=True)
 def _read(
     cells_ptr,
@@ -164,43 +159,6 @@ def _read(
     tl.store(parts_ptr + chunks + chunk, peak.to(tl.int64))
     if chunk == 0:
         tl.store(each_ptr + done, 0)
-
-
-@launched(num_warps=WARPS, enable_fp_fusion=True)
-def _gather(
-    cells_ptr,
-    parts_ptr,
-    each_ptr,
-    tensors,
-    chunks,
-    even_tensors,
-    CHUNK: tl.constexpr,
-    TENSORS: tl.constexpr,
-    PARTIALS: tl.constexpr,
-    SLICES: tl.constexpr,
-):
-    owners = tl.program_id(0) * TENSORS + tl.arange(0, TENSORS)
-    peaks = tl.zeros((TENSORS,), tl.int64)
-    sums = tl.zeros((TENSORS,), tl.float64)
-    # In the order in which `deciding` adds up what several programs have gathered.
-    for piece in tl.static_range(SLICES):
-        found, squares = gather_slice(
-            cells_ptr,
-            parts_ptr,
-            tensors,
-            chunks,
-            owners,
-            piece,
-            CHUNK,
-            TENSORS,
-            PARTIALS,
-            SLICES,
-        )
-        peaks = tl.maximum(peaks, found)
-        sums += squares
-    there = owners < tensors
-    tl.store(each_ptr + owners, sums.to(tl.int64, bitcast=True), mask=there)
-    tl.store(each_ptr + even_tensors + owners, peaks, mask=there)
 
 
 @triton.jit

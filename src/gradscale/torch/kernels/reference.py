@@ -8,6 +8,7 @@ dtype of the state: f32, or f64 for f64 parameters. The end of a step is in
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,23 +21,73 @@ from gradscale.torch.kernels.args import (
     MomentumLists,
     SgdHow,
 )
-from gradscale.torch.kernels.decision import Decision
-from gradscale.torch.kernels.facts import TensorFacts
 
 # The smallest normal f32: below, a multiplier loses digits and ends at 0.
 SMALLEST_MULTIPLIER = 2.0**-126
 
 
-def read_tensors(tensors: Sequence[Tensor]) -> TensorFacts:
+class TensorStats(NamedTuple):
+    """What one read has found in each of several tensors, on their device.
+
+    Held as integers: the memory that a kernel wrote, and a replayed graph writes again.
+
+    Attributes:
+        dtype: That of all of them.
+        peak_bits: i64[n], the bits of f32 `peaks`.
+        square_bits: i64[n], the bits of f64 `squares`.
+    """
+
+    dtype: torch.dtype
+    peak_bits: Tensor
+    square_bits: Tensor
+
+    @property
+    def peaks(self) -> Tensor:
+        """f32[n], the largest magnitude of each; NaN if there is one."""
+        return self.peak_bits.int().view(torch.float32)
+
+    @property
+    def squares(self) -> Tensor:
+        """f64[n], the sum of squares of each."""
+        return self.square_bits.view(torch.float64)
+
+
+class Decision(NamedTuple):
+    """All that a step needs to know. f32[] each, on the device.
+
+    Attributes:
+        found: 1 if a gradient is not finite, or would not be once multiplied; else 0.
+        norm_found: 1 if the norm or the multiplier is not a usable f32, else 0; plain
+            operations leave it None without a clip, `norm` and `coef` too.
+        skip: 1 if either is, else 0.
+        amax: The largest magnitude of the scaled gradients.
+        norm: The norm of the unscaled gradients.
+        coef: The clip coefficient, in [0, 1]; 1 without a clip.
+        multiplier: `coef / scale`, which unscales and clips a gradient.
+        grad_scale: `scale / coef`, the same as PyTorch's fused optimizers take it.
+    """
+
+    found: Tensor
+    norm_found: Tensor | None
+    skip: Tensor
+    amax: Tensor
+    norm: Tensor | None
+    coef: Tensor | None
+    multiplier: Tensor
+    grad_scale: Tensor
+
+
+def read_tensors(tensors: Sequence[Tensor]) -> TensorStats:
     """Return what one read of the tensors shows.
 
     Args:
         tensors: float[...] each, of one dtype and device, none of them empty.
     """
     # The maximum of magnitudes is exact, and NaN if there is one.
-    peaks = [tensor.abs().amax().float() for tensor in tensors]
-    squares = [tensor.double().square().sum() for tensor in tensors]
-    return TensorFacts(tensors[0].dtype, torch.stack(peaks), torch.stack(squares))
+    peaks = torch.stack([tensor.abs().amax().float() for tensor in tensors])
+    squares = torch.stack([tensor.double().square().sum() for tensor in tensors])
+    bits = peaks.view(torch.int32).long(), squares.view(torch.int64)
+    return TensorStats(tensors[0].dtype, *bits)
 
 
 def clip_to(norm: Tensor, max_norm: float, factor: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,23 +107,23 @@ def clip_to(norm: Tensor, max_norm: float, factor: Tensor) -> tuple[Tensor, Tens
     return coef, torch.logical_not(usable, out=torch.empty_like(norm))
 
 
-def decide(facts: TensorFacts, scale: Tensor, max_norm: float | None) -> Decision:
+def decide(stats: TensorStats, scale: Tensor, max_norm: float | None) -> Decision:
     """Return the decision on gradients that were read.
 
     Args:
-        facts: Of gradients that are still scaled; at least one. They must stay finite
+        stats: Of gradients that are still scaled; at least one. They must stay finite
             in their dtype once they are unscaled.
         scale: f32[], the scale behind them.
         max_norm: The largest norm to let through; None to let all through.
     """
-    amax, inverse = facts.peaks.amax(), scale.reciprocal()
-    norm = (facts.squares.sum().sqrt() * inverse).float()
+    amax, inverse = stats.peaks.amax(), scale.reciprocal()
+    norm = (stats.squares.sum().sqrt() * inverse).float()
     coef, norm_found = torch.ones_like(scale), torch.zeros_like(scale)
     if max_norm is not None:
         coef, norm_found = clip_to(norm, max_norm, inverse)
     multiplier, grad_scale = inverse * coef, scale / coef
     # As stored. Who multiplies and who divides may differ in the last bit.
-    stored = torch.stack((amax * multiplier, amax / grad_scale)).to(facts.dtype)
+    stored = torch.stack((amax * multiplier, amax / grad_scale)).to(stats.dtype)
     found = (~torch.isfinite(stored).all()).float()
     skip = torch.maximum(found, norm_found)
     return Decision(found, norm_found, skip, amax, norm, coef, multiplier, grad_scale)

@@ -1,211 +1,309 @@
-"""From what instruments saw in an iteration to where a value was lost. Pure."""
+"""Selects the first operation or module that produced a non-finite value. Pure.
 
+Shared by the replay, which observes every operation, and by the module hooks, which
+observe module inputs, module outputs and gradients.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from gradscale.judge.evidence import Evidence, Maker
+from gradscale.judge.evidence import Evidence, Maker, Range
 from gradscale.judge.unsafe_ops import recognise
-from gradscale.torch.locate.module_tracker import NOWHERE, Place
-from gradscale.torch.locate.result import Diagnosis, named_place
-from gradscale.torch.locate.tensor_stats import Magnitude
+from gradscale.torch.locate.module_tracker import NO_MODULE, ModuleName
+from gradscale.torch.locate.result import LOSSES, Location
+from gradscale.torch.locate.tensor_stats import TensorStats
 
-# How far the graph is followed for the neighbours of an operation.
-NEIGHBOURS = 4
+# How many operations back the inputs of an operation are followed for its evidence.
+MAX_DEPTH = 4
 
 
-class Event(NamedTuple):
-    """One tensor that was looked at.
+@dataclass(eq=False)
+class Operation:
+    """One operation of a forward pass.
 
     Attributes:
-        what: "input" or "output" of a module, "loss", "scaled loss", "grad_input",
+        name: Without prefix and overload; "" if only the module is known.
+        module: The module it ran in.
+        inputs: Statistics of its input tensors, as far as they are known.
+        constants: The numbers written in the call.
+        producers: The operations that computed its inputs, where known.
+        line: The user's file and line, where known.
+        is_view: It computes nothing: a view or a copy.
+    """
+
+    name: str
+    module: ModuleName
+    inputs: list[TensorStats] = field(default_factory=list)
+    constants: tuple[float, ...] = ()
+    producers: list["Operation"] = field(default_factory=list)
+    line: str | None = None
+    is_view: bool = False
+
+    @property
+    def peak(self) -> float:
+        """The largest finite magnitude among its inputs."""
+        return max((each.peak for each in self.inputs), default=0.0)
+
+    def __str__(self) -> str:
+        """Return name and module for a message."""
+        if self.module == NO_MODULE:
+            return self.name
+        return f"{self.name} of {self.module}"
+
+
+@dataclass(eq=False)
+class Origin:
+    """A non-finite value that no earlier observed value explains.
+
+    Attributes:
+        order: Position among all observations of the iteration.
+        direction: "forward" or "backward".
+        operation: The operation that produced it; in backward, the one whose gradient
+            it is.
+        tensor: As in `Location`.
+        stats: Of the tensor.
+        peak: The largest finite magnitude among the inputs of the operation; in
+            backward these are gradients and saved values.
+        sources: Origins among its inputs: a NaN may come from an inf.
+        is_mask: An infinity that the user wrote, such as a mask.
+        in_node: Produced by an autograd node, not by a sum between two nodes.
+        context: As in `Location`.
+    """
+
+    order: int
+    direction: str
+    operation: Operation
+    tensor: str
+    stats: TensorStats
+    peak: float = 0.0
+    sources: list["Origin"] = field(default_factory=list)
+    is_mask: bool = False
+    in_node: bool = True
+    context: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Return "nan" or "inf"."""
+        return self.stats.kind
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the value was an input or a parameter, not computed."""
+        return self.tensor == "input" or self.tensor.startswith("parameter ")
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of a `Location` that describe the origin."""
+        operation, stats = self.operation, self.stats
+        dtype = str(stats.dtype).removeprefix("torch.")
+        pattern = None
+        if operation.name and not (self.is_mask or self.is_given):
+            evidence = Evidence(
+                operation=operation.name,
+                direction=self.direction,
+                kind=self.kind,
+                dtype=dtype,
+                inputs=tuple(Range(each.low, each.high) for each in operation.inputs),
+                constants=operation.constants,
+                makers=tuple(_producers_of(operation)),
+                inf_before=any(each.inf for each in operation.inputs),
+                module=operation.module.class_name,
+            )
+            pattern = recognise(evidence)
+        return {
+            "found": True,
+            "direction": self.direction,
+            "module": operation.module.name,
+            "module_class": operation.module.class_name,
+            "operation": operation.name,
+            "tensor": self.tensor,
+            "kind": self.kind,
+            "count": stats.nan or stats.inf,
+            "elements": stats.elements,
+            "dtype": dtype,
+            "peak": self.peak,
+            "line": operation.line,
+            "context": self.context,
+            "pattern": pattern,
+        }
+
+
+def first_origin(origins: Iterable[Origin]) -> Origin | None:
+    """Return the earliest origin; None without any.
+
+    Masks count only if nothing else is non-finite, and a loss only if no module is.
+    """
+    return min(
+        origins,
+        key=lambda each: (each.is_mask, each.tensor in LOSSES, each.order),
+        default=None,
+    )
+
+
+def _producers_of(operation: Operation) -> list[Maker]:
+    """Return the operations before an operation, the nearest first."""
+    makers: list[Maker] = []
+    visited: set[int] = set()
+    layer = operation.producers
+    for _ in range(MAX_DEPTH):
+        layer = [each for each in map(_base, layer) if id(each) not in visited]
+        visited |= {id(each) for each in layer}
+        makers += [Maker(each.name, each.constants) for each in layer]
+        layer = [producer for each in layer for producer in each.producers]
+    return makers
+
+
+def _base(operation: Operation) -> Operation:
+    """Return the operation that computed the values of a view."""
+    while operation.is_view and operation.producers:
+        operation = operation.producers[0]
+    return operation
+
+
+class Observation(NamedTuple):
+    """One tensor that the module hooks measured.
+
+    Attributes:
+        tensor: "input" or "output" of a module, "loss", "scaled loss", "grad_input",
             "grad_output" or "gradient of NAME".
-        place: The module it belongs to.
-        around: For an input, the module that called `place`.
-        sighting: Which sighting it was.
-        step: Which step of backward; -1 in forward.
+        module: The module it belongs to.
+        caller: For an input, the module that called `module`.
+        stats: Index of its statistics.
+        node: Index of the graph node; -1 in forward.
     """
 
-    what: str
-    place: Place
-    around: Place
-    sighting: int
-    step: int = -1
+    tensor: str
+    module: ModuleName
+    caller: ModuleName
+    stats: int
+    node: int = -1
 
 
-class Step(NamedTuple):
-    """One node of the graph.
+class GraphNode(NamedTuple):
+    """One node of the autograd graph.
 
     Attributes:
-        operation: Whose gradient it computes.
-        place: The module in which it was made.
-        following: The nodes its gradients go to.
-        leaves: For each gradient, the parameter it belongs to, None if it is not one.
+        operation: The operation whose gradient it computes.
+        leaves: For each gradient, the name of the parameter it belongs to, or None.
     """
 
-    operation: str
-    place: Place
-    following: list[int]
+    operation: Operation
     leaves: list[str | None]
 
 
-def finding(
-    events: list[Event],
-    steps: list[Step],
-    seen: list[Magnitude],
-    dtypes: list[Any],
+def locate(
+    observations: list[Observation],
+    nodes: list[GraphNode],
+    stats: list[TensorStats],
     scale: float,
-) -> Diagnosis:
-    """Return the diagnosis of one iteration. Pure.
+) -> Location:
+    """Return the location of the first non-finite value that the hooks observed.
 
     Args:
-        events: In the order in which they happened.
-        steps: The nodes of the graph; an event in backward names one.
-        seen: What each sighting showed.
-        dtypes: The dtype of each sighting.
+        observations: In the order in which they were made.
+        nodes: The autograd graph.
+        stats: Statistics of the observed tensors.
         scale: The scale that multiplied the loss.
     """
-    forward = [each for each in events if each.step < 0]
-    losses = [each for each in forward if each.what in {"loss", "scaled loss"}]
-    bad_losses = [each for each in losses if not seen[each.sighting].finite]
-    base = partial(
-        Diagnosis,
+    forward = [each for each in observations if each.node < 0]
+    losses = [each for each in forward if each.tensor in LOSSES]
+    plain = [each for each in losses if each.tensor == "loss"]
+    location = partial(
+        Location,
         instrument="armed",
         scale=scale,
-        loss_finite=_loss_finite(losses, seen),
-        forward_peak=max((seen[e.sighting].peak for e in forward), default=0.0),
+        loss_finite=all(stats[e.stats].finite for e in plain) if plain else None,
+        forward_peak=max((stats[e.stats].peak for e in forward), default=0.0),
     )
-    if bad_losses:
-        nan = any(seen[each.sighting].nan for each in bad_losses)
-        first = _first_in_forward(forward, seen, nan)
-        return base(**_in_forward(first, forward, seen, dtypes))
-    backward = [each for each in events if each.step >= 0]
-    event = _first_bad(backward, seen)
-    if event is None:
-        return base(found=False)
-    return base(**_in_backward(event, backward, steps, seen, dtypes))
+    bad_losses = [e for e in losses if not stats[e.stats].finite]
+    nan_loss = any(stats[each.stats].nan for each in bad_losses)
+    first = first_origin(
+        _origin_of(order, each, nodes, stats[each.stats], masked=nan_loss)
+        for order, each in enumerate(observations)
+        if not stats[each.stats].finite and (each.node < 0) == bool(bad_losses)
+    )
+    if first is None:
+        return location(found=False)
+    observed = observations[first.order]
+    if first.direction == "backward":
+        first.peak = _gradient_peak(observed.node, observations, nodes, stats)
+    else:
+        first.peak = _input_peak(observed, forward, stats)
+    return location(**first.fields())
 
 
-def _loss_finite(losses: list[Event], seen: list[Magnitude]) -> bool | None:
-    plain = [each for each in losses if each.what == "loss"]
-    return all(seen[each.sighting].finite for each in plain) if plain else None
+def _origin_of(
+    order: int,
+    observed: Observation,
+    nodes: list[GraphNode],
+    stats: TensorStats,
+    *,
+    masked: bool,
+) -> Origin:
+    """Return a non-finite observation as an origin.
 
-
-def _first_bad(events: list[Event], seen: list[Magnitude]) -> Event | None:
-    return next((e for e in events if not seen[e.sighting].finite), None)
-
-
-def _first_in_forward(
-    events: list[Event], seen: list[Magnitude], nan_reaches_the_loss: bool
-) -> Event:
-    """Return the event that the bad loss follows from.
-
-    An input in which only -inf is not finite may be masked. Where the loss is NaN,
-    such inputs count only if nothing else was not finite before the loss.
+    Args:
+        order: Its position.
+        observed: The observation.
+        nodes: The autograd graph.
+        stats: Of the tensor.
+        masked: An input whose only non-finite value is -inf is a mask.
     """
-    bad = [each for each in events if not seen[each.sighting].finite]
-    if nan_reaches_the_loss:
-        bad = [each for each in bad if not _may_be_masked(each, seen)] or bad
-    within = [each for each in bad if each.what in {"input", "output"}]
-    return (within or bad)[0]
-
-
-def _may_be_masked(event: Event, seen: list[Magnitude]) -> bool:
-    magnitude = seen[event.sighting]
-    return event.what == "input" and not (magnitude.nan or magnitude.above)
-
-
-def _in_forward(
-    event: Event, events: list[Event], seen: list[Magnitude], dtypes: list[Any]
-) -> dict[str, Any]:
-    place, tensor, context = event.place, event.what, ""
-    if event.what == "input" and event.around != NOWHERE:
-        # Every tensor made by a module was looked at before: this one was not.
-        place, tensor = event.around, "output"
-        context = f"between its modules, before {named_place(event.place)}"
-    elif event.what in {"loss", "scaled loss"}:
-        context = "after the last module, or in the product with the scale"
-    before = [each for each in events if each.sighting < event.sighting]
-    inputs = [e for e in before if e.place == event.place and e.what == "input"]
-    peak = max((seen[e.sighting].peak for e in inputs or before[-1:]), default=0.0)
-    return _fields("forward", place, "", tensor, event, seen, dtypes) | {
-        "peak": peak,
-        "context": context,
-    }
-
-
-def _in_backward(
-    event: Event,
-    events: list[Event],
-    steps: list[Step],
-    seen: list[Magnitude],
-    dtypes: list[Any],
-) -> dict[str, Any]:
-    step = steps[event.step]
-    fields = _fields(
-        "backward", step.place, step.operation, event.what, event, seen, dtypes
+    if observed.node >= 0:
+        operation = nodes[observed.node].operation
+        return Origin(order, "backward", operation, observed.tensor, stats)
+    module, tensor, context = observed.module, observed.tensor, ""
+    if tensor == "input" and observed.caller != NO_MODULE:
+        # The outputs of all modules are observed: a function of the caller made it.
+        module, tensor = observed.caller, "output"
+        context = f"between its modules, before {observed.module}"
+    elif tensor in LOSSES:
+        context = "computed after the last module, or in the product with the scale"
+    is_mask = masked and observed.tensor == "input" and not (stats.nan or stats.pos_inf)
+    operation = Operation("", module)
+    return Origin(
+        order, "forward", operation, tensor, stats, is_mask=is_mask, context=context
     )
-    evidence = Evidence(
-        operation=step.operation,
-        direction="backward",
-        kind=fields["kind"],
-        dtype=fields["dtype"],
-        makers=tuple(Maker(name) for name in _neighbours(event.step, steps)),
-        module=step.place.kind,
-    )
-    peak = _peak_before(event.step, events, steps, seen)
-    return fields | {"peak": peak, "pattern": recognise(evidence)}
 
 
-def _fields(
-    direction: str,
-    place: Place,
-    operation: str,
-    tensor: str,
-    event: Event,
-    seen: list[Magnitude],
-    dtypes: list[Any],
-) -> dict[str, Any]:
-    magnitude = seen[event.sighting]
-    return {
-        "found": True,
-        "direction": direction,
-        "module": place.name,
-        "module_class": place.kind,
-        "operation": operation,
-        "tensor": tensor,
-        "kind": "nan" if magnitude.nan else "inf",
-        "count": magnitude.nan or magnitude.inf,
-        "elements": magnitude.elements,
-        "dtype": str(dtypes[event.sighting]).removeprefix("torch."),
-    }
-
-
-def _neighbours(number: int, steps: list[Step]) -> list[str]:
-    """Return the operations whose outputs an operation used, the nearest first."""
-    found: list[str] = []
-    layer = [number]
-    for _ in range(NEIGHBOURS):
-        layer = [following for each in layer for following in steps[each].following]
-        found += [steps[each].operation for each in layer]
-    return found
-
-
-def _peak_before(
-    number: int, events: list[Event], steps: list[Step], seen: list[Magnitude]
+def _input_peak(
+    observed: Observation, forward: list[Observation], stats: list[TensorStats]
 ) -> float:
-    """Return the largest magnitude among the gradients that came to a step.
+    """Return the largest finite magnitude among a module's inputs.
 
-    Steps that only move gradients were not looked at: those before them were.
+    For a module without observed inputs, that of the last tensor before it.
     """
-    looked: set[int] = set()
-    waiting = [number]
+    before = [each for each in forward if each.stats < observed.stats]
+    inputs = [
+        each
+        for each in before
+        if each.module == observed.module and each.tensor == "input"
+    ]
+    return max((stats[e.stats].peak for e in inputs or before[-1:]), default=0.0)
+
+
+def _gradient_peak(
+    node: int,
+    observations: list[Observation],
+    nodes: list[GraphNode],
+    stats: list[TensorStats],
+) -> float:
+    """Return the largest finite magnitude among the gradients that enter a node.
+
+    Gradients of views are not observed; those that enter the view are.
+    """
+    visited: set[int] = set()
+    stack = [node]
     peak = 0.0
-    while waiting:
-        target = waiting.pop()
-        feeding = [i for i, step in enumerate(steps) if target in step.following]
-        for feeder in set(feeding) - looked:
-            looked.add(feeder)
-            own = [seen[e.sighting].peak for e in events if e.step == feeder]
+    while stack:
+        operation = nodes[stack.pop()].operation
+        feeding = {
+            i for i, each in enumerate(nodes) if operation in each.operation.producers
+        }
+        for feeder in feeding - visited:
+            visited.add(feeder)
+            own = [stats[e.stats].peak for e in observations if e.node == feeder]
             peak = max([peak, *own])
-            waiting += [] if own else [feeder]
+            stack += [] if own else [feeder]
     return peak

@@ -1,6 +1,6 @@
-"""A failing batch again, under instruments."""
+"""Replays a failing batch to locate its first non-finite value."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -10,38 +10,37 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from gradscale.errors import ConfigError
-from gradscale.judge.unsafe_ops import recognise
+from gradscale.torch.locate.analysis import Origin, first_origin
 from gradscale.torch.locate.autograd_graph import (
+    has_reentrant_checkpoint,
     leaf_behind,
     leaves_of,
     nodes_of,
-    runs_backward_inside,
 )
-from gradscale.torch.locate.births import Birth, Operation
-from gradscale.torch.locate.module_tracker import NOWHERE, Places
-from gradscale.torch.locate.replay_mode import Replay
-from gradscale.torch.locate.result import Diagnosis, named_place
-from gradscale.torch.locate.side_effects import untouched
-from gradscale.torch.locate.tensor_stats import measured
+from gradscale.torch.locate.module_tracker import ModuleTracker
+from gradscale.torch.locate.replay_mode import ReplayMode
+from gradscale.torch.locate.result import Location
+from gradscale.torch.locate.side_effects import preserve_state
+from gradscale.torch.locate.tensor_stats import stats_of
 from gradscale.torch.scaling import times
 
-# Below 2**-40 of its scale no overflow is one of the scale.
-LOWEST = 40
+# A gradient that overflows at 2**-40 of the scale overflows at any scale.
+MAX_HALVINGS = 40
 
 
 def diagnose(
     model: nn.Module, closure: Callable[[], Any], scale: float | Tensor
-) -> Diagnosis:
-    """Replay a failing batch and name where a value first stopped being finite.
+) -> Location:
+    """Replay a failing batch and locate its first non-finite value.
 
-    Nothing of the model changes: no weight, gradient, buffer, flag or hook, and no
-    random number is used up. Waits for the device at every operation.
+    Leaves the model unchanged: weights, gradients, buffers, flags, hooks and random
+    number generators. Syncs at every operation.
 
     Args:
         model: The model, wrapped or not.
         closure: Runs the forward pass of the batch, under autocast if training does,
             and returns the loss before scaling, or several in a tuple, list or dict.
-        scale: The scale at which it failed.
+        scale: The scale at which the step failed.
 
     >>> layer = nn.Linear(1, 1, bias=False).half()
     >>> _ = nn.init.constant_(layer.weight, 100.0)
@@ -49,84 +48,91 @@ def diagnose(
     >>> diagnose(layer, lambda: layer(x).sum(), 1.0).where
     'forward of the model itself (Linear), mm, output: 1 of 1 inf'
     """
-    places = Places(model)
-    with untouched(model), _instruments(model, places) as replay:
-        with replay:
+    modules = ModuleTracker(model)
+    with preserve_state(model), _replaying(model, modules) as mode:
+        with mode:
             losses = _losses(closure())
-            forward_peak = replay.forward_peak
+            forward_peak = mode.forward_peak
             scaled = [times(loss, _like(scale, loss)) for loss in losses]
-        backward = _Backward(model, replay, scaled)
+        backward = _Backward(model, mode, scaled)
         grads, searched = backward.run(), False
-        loss_births = replay.births_in(losses)
-        births = loss_births or replay.births_in(scaled) or replay.births_in(grads)
-        origin = _origin(births)
+        loss_origins = mode.origins_of(losses)
+        origins = loss_origins or mode.origins_of(scaled) or mode.origins_of(grads)
+        nans = [origin for origin in origins if origin.kind == "nan"]
+        first = first_origin(map(_root, nans or origins))
         fits = None
-        if origin is not None and origin.direction == "backward":
-            searched, fits = True, backward.fitting_scale(float(scale))
-        # Only the numbers leave: no graph and no tensor is kept.
-        return Diagnosis(
+        fields: dict[str, Any] = {"found": False}
+        if first is not None:
+            first.context = _context(first, origins)
+            fields = first.fields()
+            if first.direction == "backward":
+                searched, fits = True, backward.fitting_scale(float(scale))
+        return Location(
             instrument="replay",
             scale=float(scale),
-            loss_finite=not loss_births,
+            loss_finite=not loss_origins,
             forward_peak=forward_peak,
             fits_at=fits,
             searched=searched,
-            **_fields(origin, births),
+            **fields,
         )
 
 
 @contextmanager
-def _instruments(model: nn.Module, places: Places) -> Iterator[Replay]:
-    replay = Replay(model, places)
+def _replaying(model: nn.Module, modules: ModuleTracker) -> Iterator[ReplayMode]:
+    mode = ReplayMode(model, modules)
     with ExitStack() as stack:
-        stack.callback(replay.put_back_weights)
-        stack.callback(places.leave)
-        # Casts of weights that autocast keeps belong to another graph, and ours must
-        # not stay behind.
+        stack.callback(mode.restore_weights)
+        stack.callback(modules.disable)
+        # Cached casts of weights belong to another graph; those made here must not
+        # stay in the cache.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(torch.enable_grad())
         torch.clear_autocast_cache()
-        places.follow()
-        yield replay
+        modules.enable()
+        yield mode
 
 
 class _Backward:
-    """Runs backward under hooks on every node, with nothing kept in `.grad`."""
+    """Runs backward with hooks on every node, without accumulating into `.grad`."""
 
-    def __init__(self, model: nn.Module, replay: Replay, scaled: list[Tensor]) -> None:
-        self._replay = replay
+    def __init__(
+        self, model: nn.Module, mode: ReplayMode, scaled: list[Tensor]
+    ) -> None:
+        self._mode = mode
         self._names = {id(param): name for name, param in model.named_parameters()}
         self._model = model
         self._scaled = [loss for loss in scaled if loss.requires_grad]
         self._nodes = nodes_of(self._scaled)
         self._leaves = leaves_of(self._nodes, self._scaled)
-        self._reentrant = runs_backward_inside(self._nodes)
+        self._reentrant = has_reentrant_checkpoint(self._nodes)
 
     def run(self) -> list[Tensor]:
         """Return the gradients of all leaves, in the order of the graph."""
         if not self._scaled:
             return []
         handles = [
-            node.register_prehook(partial(self._pre, node)) for node in self._nodes
+            node.register_prehook(partial(self._before_node, node))
+            for node in self._nodes
         ]
         handles += [
-            node.register_hook(partial(self._post, node)) for node in self._nodes
+            node.register_hook(partial(self._after_node, node)) for node in self._nodes
         ]
-        self._replay.backward = True
+        self._mode.backward = True
         try:
-            with self._replay:
+            with self._mode:
                 return self._gradients(1.0)
         finally:
-            self._replay.backward = False
-            # A hook holds its node, which holds the hook.
+            self._mode.backward = False
+            # Breaks the cycle of hook and node.
             for handle in handles:
                 handle.remove()
 
     def fitting_scale(self, scale: float) -> float | None:
         """Return the largest `scale / 2**k` at which all gradients are finite."""
-        if not self._finite_at(2.0**-LOWEST):
+        if not self._finite_at(2.0**-MAX_HALVINGS):
             return None
-        bad, good = 0, LOWEST
+        bad, good = 0, MAX_HALVINGS
         while good - bad > 1:
             middle = (bad + good) // 2
             if self._finite_at(2.0**-middle):
@@ -135,26 +141,27 @@ class _Backward:
                 bad = middle
         return scale * 2.0**-good
 
-    def _finite_at(self, share: float) -> bool:
-        seen = [measured(grad) for grad in self._gradients(share)]
-        return all(each is None or each.finite for each in seen)
+    def _finite_at(self, factor: float) -> bool:
+        stats = [stats_of(grad) for grad in self._gradients(factor)]
+        return all(each is None or each.finite for each in stats)
 
-    def _gradients(self, share: float) -> list[Tensor]:
-        ones = [torch.full_like(loss, share) for loss in self._scaled]
+    def _gradients(self, factor: float) -> list[Tensor]:
+        """Return the gradients of the scaled losses times `factor`."""
+        ones = [torch.full_like(loss, factor) for loss in self._scaled]
         if not self._reentrant:
-            found = torch.autograd.grad(
+            grads = torch.autograd.grad(
                 self._scaled, self._leaves, ones, retain_graph=True, allow_unused=True
             )
-            return [grad for grad in found if grad is not None]
+            return _present(grads)
         if self._accumulating_has_effects():
             return []
         for leaf in self._leaves:
             leaf.grad = None
         torch.autograd.backward(self._scaled, ones, retain_graph=True)
-        return [p.grad for p in self._model.parameters() if p.grad is not None]
+        return _present(param.grad for param in self._model.parameters())
 
     def _accumulating_has_effects(self) -> bool:
-        """Return whether filling `.grad` would set off a reducer or an optimizer."""
+        """Return whether filling `.grad` would trigger a reducer or an optimizer."""
         wrapped = any(
             isinstance(module, nn.parallel.DistributedDataParallel)
             for module in self._model.modules()
@@ -164,35 +171,35 @@ class _Backward:
             for param in self._model.parameters()
         )
 
-    def _pre(self, node: Any, grad_outputs: tuple[Tensor | None, ...]) -> None:
-        """Give sums of gradients, made between nodes, to the node that takes them."""
-        self._replay.paused = True
-        for birth in self._replay.births_in(_there(grad_outputs)):
-            if not birth.node:
-                birth.operation, birth.node = self._replay.operation_of(node), True
-                birth.tensor = "grad_output"
-        self._replay.node, self._replay.paused = node, False
+    def _before_node(self, node: Any, grad_outputs: tuple[Tensor | None, ...]) -> None:
+        """Assign sums of gradients, made between nodes, to the node they enter."""
+        self._mode.paused = True
+        for origin in self._mode.origins_of(_present(grad_outputs)):
+            if not origin.in_node:
+                origin.operation, origin.in_node = self._mode.operation_of(node), True
+                origin.tensor = "grad_output"
+        self._mode.node, self._mode.paused = node, False
 
-    def _post(
+    def _after_node(
         self,
         node: Any,
         grad_inputs: tuple[Tensor | None, ...],
         grad_outputs: tuple[Tensor | None, ...],
     ) -> None:
-        """Say of what was born in a node which of its results it is."""
-        self._replay.paused = True
+        """Name the parameter of an origin that is a parameter's gradient."""
+        self._mode.paused = True
         for grad, (following, _) in zip(grad_inputs, node.next_functions, strict=False):
-            seen = None if grad is None else measured(grad)
-            if grad is None or seen is None or seen.finite:
+            stats = None if grad is None else stats_of(grad)
+            if grad is None or stats is None or stats.finite:
                 continue
-            self._replay.unseen(node, grad, seen)
+            self._mode.add_unobserved(node, grad, stats)
             leaf = leaf_behind(following)
             name = None if leaf is None else self._names.get(id(leaf))
-            for birth in self._replay.births_in([grad]):
-                own = birth.operation is self._replay.operation_of(node)
-                if birth.tensor == "grad_input" and own and name is not None:
-                    birth.tensor = f"gradient of {name}"
-        self._replay.node, self._replay.paused = None, False
+            for origin in self._mode.origins_of([grad]):
+                own = origin.operation is self._mode.operation_of(node)
+                if origin.tensor == "grad_input" and own and name is not None:
+                    origin.tensor = f"gradient of {name}"
+        self._mode.node, self._mode.paused = None, False
 
 
 def _losses(returned: Any) -> list[Tensor]:
@@ -203,9 +210,9 @@ def _losses(returned: Any) -> list[Tensor]:
     ]
     if not losses:
         raise ConfigError(
-            f"The closure returned {type(returned).__name__} without a loss in it. "
-            "The replay runs backward from the loss, so it must be a floating-point "
-            "tensor. End the closure with `return loss`.",
+            f"The closure returned {type(returned).__name__}, which contains no loss. "
+            "The replay runs backward from the loss, so the closure must return it as "
+            "a floating-point tensor. End the closure with `return loss`.",
             code="GS102",
         )
     return losses
@@ -215,76 +222,33 @@ def _like(scale: float | Tensor, loss: Tensor) -> Tensor:
     return torch.full((), float(scale), dtype=torch.float32, device=loss.device)
 
 
-def _there(grads: tuple[Tensor | None, ...]) -> list[Tensor]:
+def _present(grads: Iterable[Tensor | None]) -> list[Tensor]:
     return [grad for grad in grads if grad is not None]
 
 
-def _origin(births: list[Birth]) -> Birth | None:
-    """Return the birth that all others follow from."""
-    nans = [birth for birth in births if birth.kind == "nan"]
-    roots = [_root(birth) for birth in nans or births]
-    return min(
-        roots, key=lambda birth: (_is_constant(birth), birth.order), default=None
-    )
+def _root(origin: Origin) -> Origin:
+    """Return the earliest origin that `origin` follows from, masks aside."""
+    earlier = [each for each in _ancestors(origin) if not each.is_mask]
+    return min([*earlier, origin], key=lambda each: each.order)
 
 
-def _root(birth: Birth) -> Birth:
-    """Return the overflow that a NaN came from; itself if it came from none."""
-    earlier = [each for each in _ancestors(birth) if not _is_constant(each)]
-    return min([*earlier, birth], key=lambda each: each.order)
-
-
-def _ancestors(birth: Birth) -> list[Birth]:
-    found: dict[int, Birth] = {}
-    waiting = list(birth.sources)
-    while waiting:
-        each = waiting.pop()
+def _ancestors(origin: Origin) -> list[Origin]:
+    found: dict[int, Origin] = {}
+    stack = list(origin.sources)
+    while stack:
+        each = stack.pop()
         if each.order not in found:
             found[each.order] = each
-            waiting += each.sources
+            stack += each.sources
     return list(found.values())
 
 
-def _is_constant(birth: Birth) -> bool:
-    """Return whether the call itself named infinity, as a mask does."""
-    return birth.given and birth.tensor == "output"
-
-
-def _fields(origin: Birth | None, births: list[Birth]) -> dict[str, Any]:
-    if origin is None:
-        return {"found": False}
-    operation = origin.operation
-    seen = origin.seen
-    return {
-        "found": True,
-        "direction": origin.direction,
-        "module": operation.place.name,
-        "module_class": operation.place.kind,
-        "operation": operation.name,
-        "tensor": origin.tensor,
-        "kind": origin.kind,
-        "count": seen.nan if origin.kind == "nan" else seen.inf,
-        "elements": seen.elements,
-        "dtype": str(origin.dtype).removeprefix("torch."),
-        "peak": origin.peak,
-        "line": operation.line,
-        "context": _context(origin, births),
-        "pattern": None if origin.given else recognise(origin.evidence()),
-    }
-
-
-def _context(origin: Birth, births: list[Birth]) -> str:
-    if origin.kind == "nan" and origin.sources:
-        first = min(origin.sources, key=lambda each: each.order)
-        return f"the inf came from {_described(first.operation)}"
-    later = [each for each in births if each.kind == "nan" and each is not origin]
-    if origin.kind == "inf" and later:
-        first = min(later, key=lambda each: each.order)
-        return f"it became NaN in {_described(first.operation)}"
+def _context(first: Origin, origins: list[Origin]) -> str:
+    """Return the operation that turned an inf into NaN, or that a NaN's inf is from."""
+    if first.kind == "nan" and first.sources:
+        source = min(first.sources, key=lambda each: each.order)
+        return f"the inf came from {source.operation}"
+    nans = [each for each in origins if each.kind == "nan" and each is not first]
+    if first.kind == "inf" and nans:
+        return f"it became NaN in {min(nans, key=lambda each: each.order).operation}"
     return ""
-
-
-def _described(operation: Operation) -> str:
-    if operation.place == NOWHERE:
-        return operation.name
-    return f"{operation.name} of {named_place(operation.place)}"

@@ -1,4 +1,7 @@
-"""Instruments for ordinary iterations: on after a failure, off when all is well."""
+"""Module and gradient hooks, enabled after repeated overflows.
+
+They are removed once steps are finite again.
+"""
 
 import weakref
 from collections import Counter
@@ -13,233 +16,245 @@ from torch.nn.modules.module import (
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from gradscale.torch.devices import host_may_act
-from gradscale.torch.locate.analysis import Event, Step, finding
+from gradscale.torch.devices import can_touch_host
+from gradscale.torch.locate.analysis import GraphNode, Observation, Operation, locate
 from gradscale.torch.locate.autograd_graph import (
+    is_view,
     leaf_behind,
     nodes_of,
-    only_moves,
     operation_name,
 )
-from gradscale.torch.locate.module_tracker import NOWHERE, Place, Places, in_backward
-from gradscale.torch.locate.result import Diagnosis
-from gradscale.torch.locate.tensor_stats import Sighting, settled, sighted
+from gradscale.torch.locate.module_tracker import (
+    NO_MODULE,
+    ModuleName,
+    ModuleTracker,
+    in_backward,
+)
+from gradscale.torch.locate.result import Location
+from gradscale.torch.locate.tensor_stats import (
+    DeviceStats,
+    device_stats_of,
+    to_host,
+)
 
-# One good step may be luck: the next scale is tried on another batch.
-GOOD_STEPS = 3
+# A single finite step may be chance: another batch may overflow at the same scale.
+FINITE_STEPS = 3
 
 
-class _Known(NamedTuple):
-    """A tensor that was looked at, and which sighting is of it."""
+class _Measured(NamedTuple):
+    """A tensor that was measured, at a version, and the index of its statistics."""
 
     tensor: Any
     version: int
-    sighting: int
+    stats: int
 
 
-class Armed:
-    """Watches modules and gradients of a run that has just failed. No host sync.
+class ModuleHooks:
+    """Observes modules and gradients of a run that has failed. No host sync.
 
-    While it is armed, every module's inputs and outputs and every gradient between
-    operations are looked at; `finding()` tells after the iteration where a value
-    stopped being finite. Disarmed it is nothing: no hook, no tensor, no cost.
+    While enabled, the inputs and outputs of every module and every gradient between
+    operations are measured; after the iteration, `locate()` returns the first
+    non-finite value. While disabled there is no hook, no tensor and no cost.
 
     >>> import torch
-    >>> layer, armed = nn.Linear(1, 1, bias=False), Armed()
-    >>> armed.arm(layer)
+    >>> layer, hooks = nn.Linear(1, 1, bias=False), ModuleHooks()
+    >>> hooks.enable(layer)
     True
     >>> loss = layer(torch.full((1, 1), float("inf"))).sum()
-    >>> armed.watch_loss(loss * 2.0, loss)
-    >>> armed.finding(scale=2.0).where
+    >>> hooks.watch_loss(loss * 2.0, loss)
+    >>> hooks.locate(scale=2.0).where
     'forward of the model itself (Linear), input: 1 of 1 inf'
-    >>> armed.disarm()
+    >>> hooks.disable()
     """
 
     def __init__(self) -> None:
-        self._places: Places | None = None
-        self._hooks: list[RemovableHandle] = []
+        self._modules: ModuleTracker | None = None
+        self._handles: list[RemovableHandle] = []
         self._names: dict[int, str] = {}
-        self._good = 0
-        self._order: list[str] = []
-        self._forget()
+        self._finite_steps = 0
+        self._backward_order: list[str] = []
+        self._node_handles: list[RemovableHandle] = []
+        self._clear()
 
     @property
-    def armed(self) -> bool:
-        """Whether the instruments are on."""
-        return self._places is not None
+    def enabled(self) -> bool:
+        """Whether the hooks are registered."""
+        return self._modules is not None
 
     @property
-    def order(self) -> list[str]:
-        """Parameters in the order in which backward came to them, if it was seen."""
-        return list(self._order)
+    def backward_order(self) -> list[str]:
+        """Parameters in the order of their gradients, as far as it was observed."""
+        return list(self._backward_order)
 
-    def arm(self, model: nn.Module) -> bool:
-        """Turn the instruments on; if they are, go on for another while.
+    def enable(self, model: nn.Module) -> bool:
+        """Register the hooks; if they are, restart the count of finite steps.
 
         Returns:
-            Whether they are on. They stay off for a compiled model, which would be
-            compiled again for the hooks, and without them.
+            Whether they are registered. Not for a compiled model, which would be
+            compiled again with hooks, and once more without them.
         """
-        self._good = 0
-        if self._places is not None or any(map(is_compiled, model.modules())):
-            return self.armed
+        self._finite_steps = 0
+        if self._modules is not None or any(map(is_compiled, model.modules())):
+            return self.enabled
         self._names = {id(param): name for name, param in model.named_parameters()}
-        places = Places(model)
-        # Inputs are looked at before the module is entered, outputs before it is left.
-        self._hooks = [
-            register_module_forward_pre_hook(self._saw_inputs),
-            register_module_forward_hook(self._saw_outputs),
+        modules = ModuleTracker(model)
+        # Before those of the tracker: an input is measured before its module becomes
+        # the current one, an output while it still is.
+        self._handles = [
+            register_module_forward_pre_hook(self._on_inputs),
+            register_module_forward_hook(self._on_outputs),
         ]
-        places.follow()
-        self._places = places
+        modules.enable()
+        self._modules = modules
         return True
 
-    def disarm(self) -> None:
-        """Turn the instruments off and forget everything."""
-        if self._places is not None:
-            self._places.leave()
-        for hook in self._hooks:
-            hook.remove()
-        self._places, self._hooks, self._names = None, [], {}
-        self._good = 0
-        self._forget()
+    def disable(self) -> None:
+        """Remove the hooks and drop all observations."""
+        if self._modules is not None:
+            self._modules.disable()
+        for handle in self._handles:
+            handle.remove()
+        self._modules, self._handles, self._names = None, [], {}
+        self._finite_steps = 0
+        self._clear()
 
-    def well(self) -> None:
-        """Take note of a good step; after three in a row disarm."""
-        self._good += 1
-        if self._good >= GOOD_STEPS:
-            self.disarm()
+    def finite_step(self) -> None:
+        """Count a finite step and drop its observations; disable after three in a row.
+
+        `locate` and `enable` restart the count.
+        """
+        self._finite_steps += 1
+        if self._finite_steps >= FINITE_STEPS:
+            self.disable()
         else:
-            self._forget()
+            self._clear()
 
     def watch_loss(self, scaled: Tensor, loss: Tensor | None = None) -> None:
-        """Watch the backward pass of a scaled loss; does nothing while disarmed.
+        """Observe the backward pass of a scaled loss; does nothing while disabled.
 
         Args:
             scaled: The loss that `backward()` will be called on.
-            loss: The same before it was scaled.
+            loss: The same before scaling.
         """
-        places = self._places
-        if places is None or not host_may_act():
+        modules = self._modules
+        if modules is None or not can_touch_host():
             return
-        self._see("loss", NOWHERE, NOWHERE, scaled if loss is None else loss)
-        self._see("scaled loss", NOWHERE, NOWHERE, scaled)
+        self._observe("loss", NO_MODULE, NO_MODULE, scaled if loss is None else loss)
+        self._observe("scaled loss", NO_MODULE, NO_MODULE, scaled)
         nodes = nodes_of([scaled])
-        first = len(self._steps)
-        numbers = {node: first + i for i, node in enumerate(nodes)}
-        uses = Counter(each for node in nodes for each, _ in node.next_functions)
-        for node in nodes:
-            following = [each for each, _ in node.next_functions]
-            step = Step(
-                operation=operation_name(node),
-                place=places.of_node(node),
-                following=[numbers[each] for each in following if each in numbers],
-                leaves=[self._leaf_name(each) for each in following],
+        operations = {
+            node: Operation(
+                operation_name(node), modules.of_node(node), is_view=is_view(node)
             )
-            self._steps.append(step)
+            for node in nodes
+        }
+        uses = Counter(each for node in nodes for each, _ in node.next_functions)
+        for node, operation in operations.items():
+            following = [each for each, _ in node.next_functions]
+            operation.producers = [operations[n] for n in following if n in operations]
+            leaves = [self._leaf_name(each) for each in following]
+            index = len(self._nodes)
+            self._nodes.append(GraphNode(operation, leaves))
+            # The gradient of a node with several users is a sum made before it runs.
             summed = uses[node] > 1
-            if not only_moves(node) or summed or any(step.leaves):
-                watch = partial(self._saw_gradients, numbers[node], summed)
-                self._on_nodes.append(node.register_hook(watch))
+            if not operation.is_view or summed or any(leaves):
+                hook = partial(self._on_gradients, index, summed)
+                self._node_handles.append(node.register_hook(hook))
 
-    def finding(self, scale: float) -> Diagnosis:
-        """Return where a value stopped being finite, and forget the iteration.
+    def locate(self, scale: float) -> Location:
+        """Return the first non-finite value and drop the observations.
 
-        Waits for the device once.
+        Syncs once per device.
 
         Args:
             scale: The scale that multiplied the loss.
         """
-        seen = settled(self._sightings)
-        dtypes = [each.dtype for each in self._sightings]
-        found = finding(self._events, self._steps, seen, dtypes, scale)
-        self._good = 0
-        self._forget()
-        return found
+        stats = to_host(self._stats)
+        location = locate(self._observations, self._nodes, stats, scale)
+        self._finite_steps = 0
+        self._clear()
+        return location
 
-    def _forget(self) -> None:
-        # A graph that its owner keeps would go on calling.
-        for hook in getattr(self, "_on_nodes", []):
-            hook.remove()
-        self._on_nodes: list[RemovableHandle] = []
-        self._sightings: list[Sighting] = []
-        self._events: list[Event] = []
-        self._steps: list[Step] = []
-        self._known: dict[int, _Known] = {}
-        if self._places is not None:
-            self._places.forget()
+    def _clear(self) -> None:
+        # A graph that the user keeps would go on calling the hooks.
+        for handle in self._node_handles:
+            handle.remove()
+        self._node_handles = []
+        self._stats: list[DeviceStats] = []
+        self._observations: list[Observation] = []
+        self._nodes: list[GraphNode] = []
+        self._measured: dict[int, _Measured] = {}
+        if self._modules is not None:
+            self._modules.clear()
 
     def _leaf_name(self, node: Any) -> str | None:
         leaf = leaf_behind(node)
         return None if leaf is None else self._names.get(id(leaf))
 
-    def _saw_inputs(self, module: nn.Module, inputs: Any) -> None:
-        if self._places is None or not host_may_act() or in_backward():
+    def _on_inputs(self, module: nn.Module, inputs: Any) -> None:
+        if self._modules is None or not can_touch_host() or in_backward():
             return
-        place, around = self._places.of_module(module), self._places.here
+        name, caller = self._modules.of_module(module), self._modules.current
         for tensor in tree_leaves(inputs):
-            self._see("input", place, around, tensor)
+            self._observe("input", name, caller, tensor)
 
-    def _saw_outputs(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if self._places is None or not host_may_act() or in_backward():
+    def _on_outputs(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._modules is None or not can_touch_host() or in_backward():
             return
-        place = self._places.of_module(module)
+        name = self._modules.of_module(module)
         for tensor in _tensors(outputs):
-            self._see("output", place, place, tensor)
+            self._observe("output", name, name, tensor)
 
-    def _see(self, what: str, place: Place, around: Place, tensor: Any) -> None:
-        """Look at a tensor, unless it is the very one that was looked at before."""
+    def _observe(
+        self, role: str, module: ModuleName, caller: ModuleName, tensor: Any
+    ) -> None:
+        """Measure a tensor, unless it was measured before and not written since."""
         if not isinstance(tensor, Tensor):
             return
-        known = self._known.get(id(tensor))
+        known = self._measured.get(id(tensor))
         if (
             known is not None
             and known.tensor() is tensor
             and known.version == _version(tensor)
         ):
-            self._events.append(Event(what, place, around, known.sighting))
+            self._observations.append(Observation(role, module, caller, known.stats))
             return
-        sighting = sighted(tensor)
-        if sighting is not None:
-            number = len(self._sightings)
-            self._sightings.append(sighting)
-            self._events.append(Event(what, place, around, number))
-            kept = _Known(weakref.ref(tensor), _version(tensor), number)
-            self._known[id(tensor)] = kept
+        stats = device_stats_of(tensor)
+        if stats is not None:
+            index = len(self._stats)
+            self._stats.append(stats)
+            self._observations.append(Observation(role, module, caller, index))
+            measured = _Measured(weakref.ref(tensor), _version(tensor), index)
+            self._measured[id(tensor)] = measured
 
-    def _saw_gradients(
+    def _on_gradients(
         self,
-        number: int,
+        index: int,
         summed: bool,
         grad_inputs: tuple[Tensor | None, ...],
         grad_outputs: tuple[Tensor | None, ...],
     ) -> None:
-        step = self._steps[number]
         for grad in grad_outputs if summed else ():
-            self._see_gradient("grad_output", step, number, None, grad)
-        for grad, leaf in zip(grad_inputs, step.leaves, strict=False):
-            self._see_gradient("grad_input", step, number, leaf, grad)
-            if grad is not None and leaf is not None and leaf not in self._order:
-                self._order.append(leaf)
+            self._observe_gradient("grad_output", index, grad)
+        leaves = self._nodes[index].leaves
+        for grad, leaf in zip(grad_inputs, leaves, strict=False):
+            role = "grad_input" if leaf is None else f"gradient of {leaf}"
+            self._observe_gradient(role, index, grad)
+            seen_first = leaf not in self._backward_order
+            if grad is not None and leaf is not None and seen_first:
+                self._backward_order.append(leaf)
 
-    def _see_gradient(
-        self,
-        what: str,
-        step: Step,
-        number: int,
-        leaf: str | None,
-        grad: Tensor | None,
-    ) -> None:
-        sighting = None if grad is None else sighted(grad)
-        if sighting is not None:
-            named = what if leaf is None else f"gradient of {leaf}"
-            place = len(self._sightings)
-            self._sightings.append(sighting)
-            self._events.append(Event(named, step.place, step.place, place, number))
+    def _observe_gradient(self, role: str, index: int, grad: Tensor | None) -> None:
+        stats = None if grad is None else device_stats_of(grad)
+        if stats is not None:
+            module = self._nodes[index].operation.module
+            observed = Observation(role, module, module, len(self._stats), index)
+            self._stats.append(stats)
+            self._observations.append(observed)
 
 
 def _tensors(outputs: Any) -> list[Any]:
-    """Return the tensors of a module's outputs, dataclasses looked into."""
+    """Return the leaves of a module's outputs, those inside dataclasses included."""
     leaves = []
     for each in tree_leaves(outputs):
         inside = getattr(each, "__dataclass_fields__", None)

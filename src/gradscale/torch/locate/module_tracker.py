@@ -1,4 +1,4 @@
-"""Which module is running, and in which one a node of the graph was made."""
+"""Tracks the running module and the module that created each autograd node."""
 
 import bisect
 import sys
@@ -13,119 +13,134 @@ from torch.nn.modules.module import (
 )
 from torch.utils.hooks import RemovableHandle
 
-from gradscale.torch.devices import host_may_act
+from gradscale.torch.devices import can_touch_host
 
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-# A gradient that is summed into a leaf has no place in the order of the forward pass.
-NO_NUMBER = 2**64 - 1
+# torch and gradscale.torch: their frames are never the user's line.
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+# Sequence number of AccumulateGrad nodes: they belong to no module.
+NO_SEQUENCE_NR = 2**64 - 1
 
 
-class Place(NamedTuple):
-    """A module by name.
+class ModuleName(NamedTuple):
+    """A module by name and class.
 
     Attributes:
-        name: As `named_modules()` has it, "" the model itself; None if the module is
-            not part of the model, or no module was running.
-        kind: The name of its class, "" if there is none.
+        name: The dotted name from `named_modules()`, "" for the model itself; None
+            outside the model, and where no module was running.
+        class_name: The name of the module's class, "" where no module was running.
     """
 
     name: str | None
-    kind: str
+    class_name: str
+
+    def __str__(self) -> str:
+        """Return the name for a message.
+
+        >>> str(ModuleName("decoder.3", "Block")), str(ModuleName("", "Net"))
+        ('decoder.3 (Block)', 'the model itself (Net)')
+        """
+        if self.name is None:
+            outside = f"{self.class_name} outside the model"
+            return outside if self.class_name else "no module"
+        suffix = f" ({self.class_name})" if self.class_name else ""
+        return (self.name or "the model itself") + suffix
 
 
-NOWHERE = Place(None, "")
+NO_MODULE = ModuleName(None, "")
 
 
-class Places:
-    """Follows the modules of a model as they run.
+class ModuleTracker:
+    """Tracks the modules of a model while they run.
 
-    Autograd numbers the nodes of its graph as they are made. The numbers at which
-    modules begin and end tell for every node in which module it was made, also for
-    nodes inside composite functions, in-place operations and outputs of any shape.
+    Autograd numbers the nodes of a graph in the order of their creation. The numbers
+    at which modules begin and end give the module of every node, also inside composite
+    functions, for in-place operations and for outputs of any structure.
 
-    Hooks for all modules serve it, so no module's own list of hooks is touched.
+    Uses global module hooks: no module's own hooks are changed.
     """
 
     def __init__(self, model: nn.Module | None) -> None:
         modules = () if model is None else model.named_modules()
         self._names = {id(module): name for name, module in modules}
+        # Keeps the ids above valid.
         self._model = model
-        self._running: list[tuple[int, Place]] = []
-        self._numbers: list[int] = []
-        self._at: list[Place] = []
+        self._running: list[tuple[int, ModuleName]] = []
+        # From sequence number `_starts[i]` on, nodes belong to `_modules[i]`.
+        self._starts: list[int] = []
+        self._modules: list[ModuleName] = []
         self._handles: list[RemovableHandle] = []
 
-    def follow(self) -> None:
-        """Begin to follow."""
+    def enable(self) -> None:
+        """Register the hooks."""
         self._handles = [
             register_module_forward_pre_hook(self._enter),
             register_module_forward_hook(self._leave, always_call=True),
         ]
 
-    def leave(self) -> None:
-        """Take the hooks away."""
+    def disable(self) -> None:
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
         self._running = []
 
-    def forget(self) -> None:
-        """Forget where nodes were made; the graph they belong to is gone."""
-        self._running, self._numbers, self._at = [], [], []
+    def clear(self) -> None:
+        """Drop the node numbers of a graph that is no longer needed."""
+        self._running, self._starts, self._modules = [], [], []
 
     @property
-    def here(self) -> Place:
-        """The innermost module that is running."""
-        return self._running[-1][1] if self._running else NOWHERE
+    def current(self) -> ModuleName:
+        """The innermost running module."""
+        return self._running[-1][1] if self._running else NO_MODULE
 
-    def of_module(self, module: nn.Module) -> Place:
-        """Return the place of a module."""
-        return Place(self._names.get(id(module)), type(module).__name__)
+    def of_module(self, module: nn.Module) -> ModuleName:
+        """Return the name of a module."""
+        return ModuleName(self._names.get(id(module)), type(module).__name__)
 
-    def of_node(self, node: Any) -> Place:
-        """Return the module in which a node of the graph was made."""
+    def of_node(self, node: Any) -> ModuleName:
+        """Return the module that was running when an autograd node was created."""
         number = node._sequence_nr()
-        if number == NO_NUMBER:
-            return NOWHERE
-        index = bisect.bisect_right(self._numbers, number) - 1
-        return self._at[index] if index >= 0 else NOWHERE
+        if number == NO_SEQUENCE_NR:
+            return NO_MODULE
+        index = bisect.bisect_right(self._starts, number) - 1
+        return self._modules[index] if index >= 0 else NO_MODULE
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
-        if not host_may_act() or in_backward():
+        if not can_touch_host() or in_backward():
             return
         self._running.append((id(module), self.of_module(module)))
         self._mark()
 
     def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if not host_may_act() or in_backward():
+        if not can_touch_host() or in_backward():
             return
-        # What an exception has left open inside ends with it.
+        # Submodules that an exception left open end with it.
         if any(running == id(module) for running, _ in self._running):
             while self._running.pop()[0] != id(module):
                 pass
         self._mark()
 
     def _mark(self) -> None:
-        number = next_number()
-        if self._numbers and self._numbers[-1] == number:
-            self._at[-1] = self.here
-        elif not self._numbers or number > self._numbers[-1]:
-            self._numbers.append(number)
-            self._at.append(self.here)
+        number = next_sequence_nr()
+        if self._starts and self._starts[-1] == number:
+            self._modules[-1] = self.current
+        elif not self._starts or number > self._starts[-1]:
+            self._starts.append(number)
+            self._modules.append(self.current)
 
 
-def next_number() -> int:
-    """Return the number that autograd gives to the next node made by this thread."""
+def next_sequence_nr() -> int:
+    """Return the sequence number of the next autograd node of this thread."""
     return torch._C._autograd._get_sequence_nr()
 
 
 def in_backward() -> bool:
-    """Return whether a backward pass is under way: checkpointing runs modules there."""
+    """Return whether a backward pass is running: checkpointing runs modules in it."""
     return torch._C._current_graph_task_id() != -1
 
 
-def line_of_caller() -> str | None:
-    """Return file and line of the innermost code that belongs to no library."""
+def caller_line() -> str | None:
+    """Return file and line of the innermost frame outside torch and this package."""
     frame = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename

@@ -1,232 +1,256 @@
-"""Seeing every operation of a forward and backward pass, and where values are lost."""
+"""Observes every operation of a replayed forward and backward pass."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gradscale.torch.locate.analysis import Operation, Origin
 from gradscale.torch.locate.autograd_graph import operation_name, plain_name
-from gradscale.torch.locate.births import Birth, Operation
 from gradscale.torch.locate.module_tracker import (
-    NOWHERE,
-    Places,
-    line_of_caller,
-    next_number,
+    NO_MODULE,
+    ModuleTracker,
+    caller_line,
+    next_sequence_nr,
 )
-from gradscale.torch.locate.side_effects import WrittenWeights, place_of
-from gradscale.torch.locate.tensor_stats import Magnitude, measured
+from gradscale.torch.locate.side_effects import WeightBackup, storage_address
+from gradscale.torch.locate.tensor_stats import TensorStats, stats_of
 
-# Memory that nobody has written to yet may hold anything.
-UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+# Their outputs are uninitialised memory.
+UNINITIALISED = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
 
 
-class Replay(TorchDispatchMode):
-    """Looks at the inputs and outputs of every operation while it is entered.
+class _Input(NamedTuple):
+    """A tensor argument of an operation, measured before it ran.
 
-    It runs below autograd, so it sees what composite functions are made of, and the
-    operations of backward too. Waits for the device at every operation.
+    Attributes:
+        tensor: The argument.
+        address: Of its storage.
+        stats: Its statistics; None if it cannot hold inf or NaN.
     """
 
-    # Operators that take functions are let through unseen.
+    tensor: Tensor
+    address: int
+    stats: TensorStats | None
+
+
+class ReplayMode(TorchDispatchMode):
+    """Measures the inputs and outputs of every operation while it is active.
+
+    It runs below autograd, so it observes the parts of composite functions and the
+    operations of backward. Syncs at every operation.
+
+    Attributes:
+        origins: Every origin found so far, in order.
+        forward_peak: The largest finite magnitude of the forward pass.
+        node: The autograd node that is running; None between two nodes.
+        backward: A backward pass is running.
+        paused: Operations are not observed: our own, inside hooks.
+    """
+
+    # Higher-order operators pass through unobserved.
     supports_higher_order_operators = True
 
-    def __init__(self, model: nn.Module, places: Places) -> None:
+    def __init__(self, model: nn.Module, modules: ModuleTracker) -> None:
         super().__init__()
-        self.births: list[Birth] = []
+        self.origins: list[Origin] = []
         self.forward_peak = 0.0
         self.node: Any = None
         self.backward = False
-        # Set while the instruments themselves look at a tensor.
         self.paused = False
-        self._places = places
-        self._weights = WrittenWeights(model)
+        self._modules = modules
+        self._weights = WeightBackup(model)
         named = [*model.named_parameters(), *model.named_buffers()]
-        # By where it begins first: several may be parts of one piece of memory.
-        self._names = {place_of(tensor): name for name, tensor in reversed(named)}
-        self._begins = {_beginning(tensor): name for name, tensor in reversed(named)}
-        # By address of memory: who wrote it last, and which births are in it.
-        self._makers: dict[int, Operation] = {}
-        self._lost: dict[int, list[Birth]] = {}
-        # By the number of the node that autograd made for it.
-        self._numbered: dict[int, Operation] = {}
+        # By first element, then by storage: several may share one.
+        self._names_by_start = {_start(tensor): name for name, tensor in named[::-1]}
+        self._names = {storage_address(tensor): name for name, tensor in named[::-1]}
+        # By storage address: the last writer, and the origins of non-finite values.
+        self._writers: dict[int, Operation] = {}
+        self._origins_at: dict[int, list[Origin]] = {}
+        # By sequence number of the autograd node.
+        self._operations: dict[int, Operation] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run one operation and look at it."""
+        """Run one operation and measure its inputs and outputs."""
         kwargs = kwargs or {}
         if self.paused or not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
-        if any(_unfolds(kind) for kind in types):
-            # A tensor made of others: its own parts are seen one by one.
+        if any(map(_is_wrapper, types)):
+            # Operations on the wrapped tensors are dispatched one by one.
             return NotImplemented
-        given = tree_leaves((args, kwargs))
-        tensors = [each for each in given if isinstance(each, Tensor)]
-        before = [(t, place_of(t), measured(t)) for t in tensors if not t.is_meta]
+        arguments = tree_leaves((args, kwargs))
+        inputs = [
+            _Input(each, storage_address(each), stats_of(each))
+            for each in arguments
+            if isinstance(each, Tensor) and not each.is_meta
+        ]
         for tensor in _written(func, args, kwargs):
-            self._weights.about_to_write(tensor)
+            self._weights.before_write(tensor)
         result = func(*args, **kwargs)
         name = plain_name(func._schema.name)
         if name == "mul" and len(args) > 1 and args[0] is args[1]:
             name = "square"
-        if name not in UNWRITTEN:
-            operation = self._operation(func, name, given, before)
-            outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
-            for output in outputs:
-                if not output.is_meta:
-                    self._look(operation, before, output)
+        if name not in UNINITIALISED:
+            operation = self._operation(func, name, arguments, inputs)
+            for output in tree_leaves(result):
+                if isinstance(output, Tensor) and not output.is_meta:
+                    self._observe(operation, inputs, output)
         return result
 
-    def put_back_weights(self) -> None:
-        """Undo what the pass wrote to weights."""
-        self._weights.put_back()
+    def restore_weights(self) -> None:
+        """Undo the pass's writes to weights."""
+        self._weights.restore()
 
-    def births_in(self, tensors: Iterable[Tensor]) -> list[Birth]:
-        """Return the births that what is not finite in these tensors comes from."""
-        found: dict[int, Birth] = {}
+    def origins_of(self, tensors: Iterable[Tensor]) -> list[Origin]:
+        """Return the origins of the non-finite values in tensors."""
+        found: dict[int, Origin] = {}
         for tensor in tensors:
-            seen = measured(tensor)
-            if seen is not None and not seen.finite:
-                for birth in self._lost.get(place_of(tensor), []):
-                    found[birth.order] = birth
+            stats = stats_of(tensor)
+            if stats is not None and not stats.finite:
+                for origin in self._origins_at.get(storage_address(tensor), []):
+                    found[origin.order] = origin
         return list(found.values())
 
     def operation_of(self, node: Any) -> Operation:
-        """Return the forward operation that a node of the graph belongs to."""
-        known = self._numbered.get(node._sequence_nr())
-        own = isinstance(node, torch.autograd.function.BackwardCFunction)
-        if known is not None and not own:
+        """Return the forward operation of an autograd node."""
+        known = self._operations.get(node._sequence_nr())
+        custom = isinstance(node, torch.autograd.function.BackwardCFunction)
+        if known is not None and not custom:
             return known
-        # A function of the user's: the operations inside are not the whole of it.
+        # A custom function: the operation that was observed is only one of its parts.
         line = None if known is None else known.line
-        place = self._places.of_node(node)
-        return Operation(operation_name(node), place, [], (), [], line)
+        module = self._modules.of_node(node)
+        return Operation(operation_name(node), module, line=line)
 
-    def unseen(self, node: Any, tensor: Tensor, seen: Magnitude) -> None:
-        """Note a gradient that a node made without any operation we know of."""
-        place = place_of(tensor)
-        if not self._lost.get(place):
+    def add_unobserved(self, node: Any, tensor: Tensor, stats: TensorStats) -> None:
+        """Add an origin for a gradient that no observed operation computed."""
+        address = storage_address(tensor)
+        if not self._origins_at.get(address):
             operation = self.operation_of(node)
-            self._lost[place] = [self._born(operation, tensor, seen, "grad_input", [])]
+            origin = self._new_origin(operation, stats, "grad_input", [])
+            self._origins_at[address] = [origin]
 
     def _operation(
-        self,
-        func: Any,
-        name: str,
-        given: list[Any],
-        before: list[tuple[Tensor, int, Magnitude | None]],
+        self, func: Any, name: str, arguments: list[Any], inputs: list[_Input]
     ) -> Operation:
-        seen = [magnitude for _, _, magnitude in before if magnitude is not None]
-        makers = [
-            self._makers[place] for _, place, _ in before if place in self._makers
-        ]
-        moves = bool(func.is_view) or name in {"detach", "clone", "alias", "expand"}
-        constants = tuple(
-            float(each)
-            for each in given
-            if isinstance(each, (int, float)) and not isinstance(each, bool)
+        operation = Operation(
+            name,
+            NO_MODULE,
+            inputs=[each.stats for each in inputs if each.stats is not None],
+            constants=tuple(
+                float(each)
+                for each in arguments
+                if isinstance(each, (int, float)) and not isinstance(each, bool)
+            ),
+            producers=[
+                self._writers[each.address]
+                for each in inputs
+                if each.address in self._writers
+            ],
+            is_view=bool(func.is_view)
+            or name in {"detach", "clone", "alias", "expand"},
         )
         if self._in_backward():
-            place = self._places.of_node(self.node) if self.node else NOWHERE
-            return Operation(name, place, seen, constants, makers, None, moves)
-        here = self._places.here
-        line = line_of_caller()
-        operation = Operation(name, here, seen, constants, makers, line, moves)
-        # The node was made before its operation was handed down to us. Operations
-        # without a node come after it and find its number taken.
-        self._numbered.setdefault(next_number() - 1, operation)
+            if self.node is not None:
+                operation.module = self._modules.of_node(self.node)
+            return operation
+        operation.module, operation.line = self._modules.current, caller_line()
+        # Autograd creates the node before it dispatches the operation. Operations
+        # without a node that follow it find its number taken.
+        self._operations.setdefault(next_sequence_nr() - 1, operation)
         return operation
 
-    def _look(
-        self,
-        operation: Operation,
-        before: list[tuple[Tensor, int, Magnitude | None]],
-        output: Tensor,
+    def _observe(
+        self, operation: Operation, inputs: list[_Input], output: Tensor
     ) -> None:
-        place = place_of(output)
-        seen = measured(output)
-        shared = any(place == other for _, other, _ in before)
-        if not (operation.moves_only and shared):
-            self._makers[place] = operation
-        if seen is None or seen.finite:
-            if not shared:
-                self._lost.pop(place, None)
-            if seen is not None and not self.backward:
-                self.forward_peak = max(self.forward_peak, seen.peak)
+        address = storage_address(output)
+        stats = stats_of(output)
+        in_place = any(address == each.address for each in inputs)
+        if not (operation.is_view and in_place):
+            self._writers[address] = operation
+        if stats is None or stats.finite:
+            if not in_place:
+                self._origins_at.pop(address, None)
+            if stats is not None and not self.backward:
+                self.forward_peak = max(self.forward_peak, stats.peak)
             return
-        sources = self._sources(operation, before)
-        nan_before = any(m is not None and m.nan for _, _, m in before)
-        inf_before = any(m is not None and m.inf for _, _, m in before)
-        new_nan = seen.nan and not nan_before
-        if new_nan or (seen.inf and not inf_before and not nan_before):
+        sources = self._sources(operation, inputs)
+        before = [each.stats for each in inputs if each.stats is not None]
+        nan_before = any(each.nan for each in before)
+        inf_before = any(each.inf for each in before)
+        new_nan = stats.nan and not nan_before
+        if new_nan or (stats.inf and not inf_before and not nan_before):
             tensor = "grad_input" if self._in_backward() else "output"
-            birth = self._born(operation, output, seen, tensor, sources)
-            named = any(abs(c) == float("inf") for c in operation.constants)
-            birth.given = named and birth.kind == "inf"
-            sources = [birth] if new_nan else [*sources, birth]
-        self._lost[place] = sources
+            origin = self._new_origin(operation, stats, tensor, sources)
+            written = any(abs(c) == float("inf") for c in operation.constants)
+            origin.is_mask = written and origin.kind == "inf" and tensor == "output"
+            sources = [origin] if new_nan else [*sources, origin]
+        self._origins_at[address] = sources
 
-    def _sources(
-        self,
-        operation: Operation,
-        before: list[tuple[Tensor, int, Magnitude | None]],
-    ) -> list[Birth]:
-        """Return the births among the inputs; what came from outside is one too."""
-        found: dict[int, Birth] = {}
-        for tensor, place, seen in before:
-            if seen is None or seen.finite:
+    def _sources(self, operation: Operation, inputs: list[_Input]) -> list[Origin]:
+        """Return the origins among the inputs; one from outside is added as such."""
+        found: dict[int, Origin] = {}
+        for tensor, address, stats in inputs:
+            if stats is None or stats.finite:
                 continue
-            if place not in self._lost:
-                name = self._begins.get(_beginning(tensor), self._names.get(place))
-                what = "input" if name is None else f"parameter {name}"
-                birth = self._born(operation, tensor, seen, what, [])
-                birth.given = True
-                self._lost[place] = [birth]
-            found |= {birth.order: birth for birth in self._lost[place]}
+            if address not in self._origins_at:
+                by_storage = self._names.get(address)
+                name = self._names_by_start.get(_start(tensor), by_storage)
+                role = "input" if name is None else f"parameter {name}"
+                origin = self._new_origin(operation, stats, role, [])
+                self._origins_at[address] = [origin]
+            found |= {origin.order: origin for origin in self._origins_at[address]}
         return list(found.values())
 
-    def _born(
+    def _new_origin(
         self,
         operation: Operation,
-        output: Tensor,
-        seen: Magnitude,
+        stats: TensorStats,
         tensor: str,
-        sources: list[Birth],
-    ) -> Birth:
-        backward = self._in_backward() and not tensor.startswith(("input", "param"))
-        # In backward the gradient of which forward operation is the question.
-        shown = self.operation_of(self.node) if backward and self.node else operation
-        birth = Birth(
-            order=len(self.births),
-            kind="nan" if seen.nan else "inf",
-            direction="backward" if backward else "forward",
-            operation=shown,
-            seen=seen,
-            dtype=output.dtype,
+        sources: list[Origin],
+    ) -> Origin:
+        origin = Origin(
+            order=len(self.origins),
+            direction="forward",
+            operation=operation,
             tensor=tensor,
-            sources=sources,
+            stats=stats,
             peak=operation.peak,
-            node=not backward or self.node is not None,
+            sources=sources,
         )
-        self.births.append(birth)
-        return birth
+        if self._in_backward() and not origin.is_given:
+            origin.direction, origin.in_node = "backward", self.node is not None
+            # In backward, the forward operation whose gradient it is.
+            if self.node is not None:
+                origin.operation = self.operation_of(self.node)
+        self.origins.append(origin)
+        return origin
 
     def _in_backward(self) -> bool:
-        # Checkpointing runs parts of the forward pass again, with gradients enabled.
+        # Checkpointing runs parts of forward again in backward, with gradients enabled.
         return self.backward and not torch.is_grad_enabled()
 
 
-def _beginning(tensor: Tensor) -> int:
+def _start(tensor: Tensor) -> int:
+    """Return the address of the first element."""
     strided = tensor.layout is torch.strided and not tensor.is_nested
     return tensor.data_ptr() if strided else id(tensor)
 
 
-def _unfolds(kind: type) -> bool:
-    """Return whether a class of tensors is made of other tensors."""
-    own = getattr(kind, "__torch_dispatch__", None)
+def _is_wrapper(tensor_class: type) -> bool:
+    """Return whether a tensor subclass dispatches to tensors that it wraps."""
+    own = getattr(tensor_class, "__torch_dispatch__", None)
     return own is not None and own is not torch._C._disabled_torch_dispatch_impl
 
 

@@ -1,42 +1,45 @@
-"""Which module and which operation lost a value, and what it was before."""
+"""The result of a search: the module and operation of the first non-finite value."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from gradscale.core.formatting import power
 from gradscale.judge.unsafe_ops import Pattern
-from gradscale.torch.locate.module_tracker import Place
+from gradscale.torch.locate.module_tracker import NO_MODULE, ModuleName
+
+# Values of `tensor` that belong to no module.
+LOSSES = {"loss": "the loss itself", "scaled loss": "the scaled loss"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """Where a value first stopped being finite. A value: it holds no tensor.
+class Location:
+    """Where the first non-finite value appeared. Holds no tensor.
 
     Attributes:
-        found: Something was not finite. All below is empty if not.
-        instrument: "replay" saw every operation; "armed" saw modules and gradients of
-            an ordinary iteration.
+        found: A non-finite value was found. If not, the fields below are empty.
+        instrument: "replay", which observes every operation, or "armed": module hooks
+            in an ordinary iteration, which observe modules and gradients.
         scale: The scale that multiplied the loss.
-        loss_finite: The loss was finite before it was scaled; None if not known.
+        loss_finite: The unscaled loss was finite; None if not known.
         direction: "forward" or "backward".
-        module: The dotted name as `named_modules()` has it, "" the model itself; None
-            if it happened outside of the model.
+        module: The dotted name from `named_modules()`, "" for the model itself; None
+            outside the model.
         module_class: The name of the module's class.
         operation: The operation; in backward, the one whose gradient it is.
         tensor: "output", "grad_input", "grad_output", "gradient of NAME",
-            "parameter NAME", "input" or "scaled loss".
+            "parameter NAME", "input", "loss" or "scaled loss".
         kind: "inf" or "nan".
-        count: How many elements of that kind.
-        elements: Of how many.
+        count: Number of elements of that kind.
+        elements: Number of all elements.
         dtype: Of the tensor.
         peak: The largest finite magnitude among the operation's inputs.
         forward_peak: The largest finite magnitude of the forward pass.
         line: File and line in the user's code, where known.
         fits_at: The largest scale, by powers of two below `scale`, at which all
-            gradients are finite; None if there is none or none was looked for.
-        searched: `fits_at` was looked for.
-        context: What came before or after it, in words; "" if there is nothing to say.
-        pattern: The known unsafe pattern, if it is one.
+            gradients are finite; None if there is none or `searched` is False.
+        searched: `fits_at` was searched for.
+        context: A related operation before or after it, in words; "" for none.
+        pattern: The known unsafe pattern, if one matches.
     """
 
     found: bool
@@ -62,49 +65,58 @@ class Diagnosis:
 
     @property
     def where(self) -> str:
-        """The place in one line.
+        """The location in one line.
 
-        >>> Diagnosis(
+        >>> Location(
         ...     found=True, instrument="replay", scale=65536.0, direction="backward",
         ...     module="decoder.3.ffn.wo", module_class="Linear", operation="addmm",
         ...     tensor="grad_input", kind="inf", count=3, elements=4194304,
         ... ).where
         'backward of decoder.3.ffn.wo (Linear), addmm, grad_input: 3 of 4,194,304 inf'
+        >>> Location(
+        ...     found=True, instrument="armed", scale=65536.0, direction="forward",
+        ...     tensor="loss", kind="nan", count=1, elements=1,
+        ... ).where
+        'the loss itself, outside any module: 1 of 1 NaN'
         """
         if not self.found:
             return (
                 "nowhere: the loss and all gradients are finite at scale "
                 f"{power(self.scale)}"
             )
-        named = named_place(Place(self.module, self.module_class))
+        module = ModuleName(self.module, self.module_class)
+        parts = [f"{self.direction} of {module}", self.operation, self.tensor]
+        if module == NO_MODULE:
+            parts[0] = f"{self.direction}, outside any module"
+            if self.tensor in LOSSES:
+                parts = [f"{LOSSES[self.tensor]}, outside any module"]
         kind = "NaN" if self.kind == "nan" else self.kind
-        parts = [f"{self.direction} of {named}", self.operation, self.tensor]
         counted = f": {self.count:,} of {self.elements:,} {kind}"
         return ", ".join(part for part in parts if part) + counted
 
     @property
     def before(self) -> str:
-        """What was seen before it, in one line."""
+        """The magnitudes before it, in one line."""
         if not self.found:
             return f"largest magnitude of the forward pass {self.forward_peak:.3g}"
         parts = []
         if self.direction == "backward":
-            parts.append(f"forward clean (absmax {self.forward_peak:.3g})")
+            parts.append(f"forward pass finite (absmax {self.forward_peak:.3g})")
         parts.append(f"largest finite input of the operation {self.peak:.3g}")
         if self.fits_at is not None:
-            parts.append(f"S <= {power(self.fits_at)} would be needed")
+            parts.append(f"S <= {power(self.fits_at)} is needed")
         elif self.searched:
             parts.append("no lower scale helps")
         return "; ".join(parts)
 
     def text(self) -> str:
-        """Return the lines that a message shows."""
+        """Return the lines of a message."""
         rows = [("where", self.where), ("before", self.before)]
         rows.append(("line", self.line or ""))
         rows.append(("with", self.context))
         if self.pattern is not None:
             rows += [("cause", self.pattern.what), ("try", self.pattern.instead)]
-        return "\n".join(f"  {label:<7} {said}" for label, said in rows if said)
+        return "\n".join(f"  {label:<7} {value}" for label, value in rows if value)
 
     def as_dict(self) -> dict[str, Any]:
         """Return numbers, strings and None by name, for JSON."""
@@ -119,36 +131,24 @@ def order_of_backward(
 ) -> tuple[list[str], str]:
     """Return parameters in the order in which backward computes their gradients.
 
-    Of several gradients that are not finite the first in this order is the likely
-    origin.
+    Of several non-finite gradients, the first in this order is the likely origin.
 
     Args:
         names: In the order of registration.
-        recorded: The order seen in a backward pass, `Armed.order`, if there was one.
+        recorded: The order observed in a backward pass, `ModuleHooks.backward_order`,
+            if there is one.
 
     Returns:
-        The names in order, and "recorded" or "assumed": without a record it is the
-        order of registration turned around.
+        The names in order, and "recorded" or "assumed": without a record, the order
+        is that of registration, reversed.
 
     >>> order_of_backward(["first.weight", "last.weight"])
     (['last.weight', 'first.weight'], 'assumed')
     """
     if not recorded:
         return names[::-1], "assumed"
-    known = {name: place for place, name in enumerate(recorded)}
+    known = {name: index for index, name in enumerate(recorded)}
     # Parameters that took no part come last.
-    turned = names[::-1]
-    turned.sort(key=lambda name: known.get(name, len(known)))
-    return turned, "recorded"
-
-
-def named_place(place: Place) -> str:
-    """Return a module's name for a message.
-
-    >>> named_place(Place("decoder.3", "Block")), named_place(Place("", "Net"))
-    ('decoder.3 (Block)', 'the model itself (Net)')
-    """
-    kind = f" ({place.kind})" if place.kind else ""
-    if place.name is None:
-        return f"{place.kind} outside the model" if place.kind else "no module"
-    return (place.name or "the model itself") + kind
+    ordered = names[::-1]
+    ordered.sort(key=lambda name: known.get(name, len(known)))
+    return ordered, "recorded"

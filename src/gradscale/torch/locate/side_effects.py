@@ -1,4 +1,4 @@
-"""Running a model without leaving a trace in it."""
+"""Saves and restores everything that a forward and backward pass changes."""
 
 import random
 import sys
@@ -10,36 +10,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# What a module keeps in dictionaries of its own, beside its plain attributes.
+# The private dictionaries of a module: parameters, buffers, hooks.
 NestedState = dict[str, dict[Any, Any]]
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
-    """Put back, on leaving, all that a forward and backward pass changes.
+def preserve_state(model: nn.Module) -> Iterator[None]:
+    """Restore on exit all that a forward and backward pass changes, except weights.
 
-    Random numbers (torch's on all devices, Python's, NumPy's if it is loaded), the
-    attributes, buffers, hooks and flags of every module, and the `.grad` of every
-    parameter. Compiled modules run without their compiled code, and
+    Restored are random number generators (torch's on all devices, Python's, NumPy's if
+    it is loaded), the attributes, buffers, hooks and flags of every module, and the
+    `.grad` of every parameter. Compiled modules run eagerly, and
     `DistributedDataParallel` runs without its reducer, so that no collective is
-    called. Weights are left to `Replay`, which sees who writes to them.
+    called. `ReplayMode` restores the weights, because it sees each write.
     """
     with ExitStack() as stack:
-        stack.enter_context(_same_random_numbers())
-        stack.enter_context(_same_modules(model))
-        stack.enter_context(_same_gradients(model))
-        stack.enter_context(_uncompiled())
+        stack.enter_context(_preserve_rng())
+        stack.enter_context(_preserve_modules(model))
+        stack.enter_context(_preserve_grads(model))
+        stack.enter_context(_force_eager())
         yield
 
 
 @contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    devices = _devices_with_random_numbers()
+def _preserve_rng() -> Iterator[None]:
+    devices = _devices_with_rng()
     states = [(module, module.get_rng_state(index)) for module, index in devices]
     host, python = torch.get_rng_state(), random.getstate()
-    # Loaded or not: this room does not import it.
+    # Looked up, not imported: gradscale.torch does not depend on NumPy.
     numpy = sys.modules.get("numpy")
-    numpys = None if numpy is None else numpy.random.get_state()
+    numpy_state = None if numpy is None else numpy.random.get_state()
     try:
         yield
     finally:
@@ -48,11 +48,11 @@ def _same_random_numbers() -> Iterator[None]:
         torch.set_rng_state(host)
         random.setstate(python)
         if numpy is not None:
-            numpy.random.set_state(numpys)
+            numpy.random.set_state(numpy_state)
 
 
-def _devices_with_random_numbers() -> list[tuple[Any, int]]:
-    """Return the module and index of every accelerator that is in use."""
+def _devices_with_rng() -> list[tuple[Any, int]]:
+    """Return the module and index of every accelerator in use."""
     found = []
     for module in (torch.cuda, torch.xpu):
         if module.is_available() and module.is_initialized():
@@ -61,21 +61,21 @@ def _devices_with_random_numbers() -> list[tuple[Any, int]]:
 
 
 @contextmanager
-def _same_modules(model: nn.Module) -> Iterator[None]:
+def _preserve_modules(model: nn.Module) -> Iterator[None]:
     modules = list(model.modules())
     scripted = [m for m in modules if isinstance(m, torch.jit.ScriptModule)]
     plain = [m for m in modules if not isinstance(m, torch.jit.ScriptModule)]
-    kept = [(module, dict(module.__dict__), _nested(module)) for module in plain]
-    # Scripted modules hold their buffers elsewhere; these are written back.
+    saved = [(module, dict(module.__dict__), _nested(module)) for module in plain]
+    # Scripted modules hold their buffers outside __dict__: values are written back.
     values = [(b, b.clone()) for m in scripted for b in m.buffers(recurse=False)]
-    _lend_buffers(plain)
+    _copy_buffers(plain)
     _bypass_reducers(plain)
     try:
         yield
     finally:
-        for module, attributes, nested in kept:
+        for module, attributes, nested in saved:
             for name, content in nested.items():
-                # Handles of hooks point to the very dictionary.
+                # In place: handles of hooks refer to this very dictionary.
                 attributes[name].clear()
                 attributes[name].update(content)
             module.__dict__.clear()
@@ -93,13 +93,13 @@ def _nested(module: nn.Module) -> NestedState:
     }
 
 
-def _lend_buffers(modules: list[nn.Module]) -> None:
-    """Let the modules work on copies of their buffers."""
+def _copy_buffers(modules: list[nn.Module]) -> None:
+    """Replace the buffers of the modules by copies."""
     copies: dict[int, Tensor] = {}
     for module in modules:
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                # Two modules may share one.
+                # Two modules may share a buffer.
                 copy = copies.setdefault(id(buffer), buffer.detach().clone())
                 module._buffers[name] = copy
 
@@ -107,11 +107,11 @@ def _lend_buffers(modules: list[nn.Module]) -> None:
 def _bypass_reducers(modules: list[nn.Module]) -> None:
     for module in modules:
         if isinstance(module, nn.parallel.DistributedDataParallel):
-            module.__dict__["forward"] = _Alone(module)
+            module.__dict__["forward"] = _ForwardWithoutReducer(module)
 
 
-class _Alone:
-    """The forward pass of a `DistributedDataParallel` as if there were one rank."""
+class _ForwardWithoutReducer:
+    """The forward pass of a `DistributedDataParallel` module on one rank."""
 
     def __init__(self, wrapper: nn.parallel.DistributedDataParallel) -> None:
         self._wrapper = wrapper
@@ -125,60 +125,59 @@ class _Alone:
 
 
 @contextmanager
-def _same_gradients(model: nn.Module) -> Iterator[None]:
-    kept = [(param, param.grad) for param in model.parameters()]
+def _preserve_grads(model: nn.Module) -> Iterator[None]:
+    saved = [(param, param.grad) for param in model.parameters()]
     try:
-        # A closure that runs backward itself, or clears gradients, meets none.
-        for param, _ in kept:
+        # So that a closure that runs backward or clears gradients cannot change them.
+        for param, _ in saved:
             param.grad = None
         yield
     finally:
-        for param, grad in kept:
+        for param, grad in saved:
             param.grad = grad
 
 
 @contextmanager
-def _uncompiled() -> Iterator[None]:
-    # Importing it costs seconds, so only where something may be compiled already.
+def _force_eager() -> Iterator[None]:
+    # Importing torch._dynamo takes seconds; without it nothing is compiled.
     if "torch._dynamo" not in sys.modules:
         yield
         return
     with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        # Said of our hooks, which nothing compiled will meet.
+        # Nothing compiled runs here, so the warning about global hooks is void.
         warnings.filterwarnings("ignore", message=".*when there are global hooks")
         yield
 
 
-class WrittenWeights:
-    """Keeps the old values of weights that a pass writes to.
+class WeightBackup:
+    """Copies of the weights that a pass writes to, made before the first write.
 
-    A copy of all weights would double the memory; few models write to them, and only
-    what is written is copied.
+    A copy of all weights would double the memory; few models write to any.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        # Several weights may be parts of one piece of memory.
-        self._held: dict[int, list[Tensor]] = {}
+        # Several weights may share a storage.
+        self._unwritten: dict[int, list[Tensor]] = {}
         for param in model.parameters():
-            self._held.setdefault(place_of(param), []).append(param)
-        self._old: list[tuple[Tensor, Tensor, Any]] = []
+            self._unwritten.setdefault(storage_address(param), []).append(param)
+        self._saved: list[tuple[Tensor, Tensor, Any]] = []
 
-    def about_to_write(self, tensor: Tensor) -> None:
-        """Keep what is there, if it is a weight that was not written to before."""
-        for weight in self._held.pop(place_of(tensor), []):
+    def before_write(self, tensor: Tensor) -> None:
+        """Copy the weights that share the storage of `tensor`, unless done before."""
+        for weight in self._unwritten.pop(storage_address(tensor), []):
             version = torch.autograd._unsafe_preserve_version_counter(weight)
-            self._old.append((weight, weight.detach().clone(), version))
+            self._saved.append((weight, weight.detach().clone(), version))
 
-    def put_back(self) -> None:
-        """Write the old values and the old versions."""
-        for weight, value, version in self._old:
+    def restore(self) -> None:
+        """Write the saved values and versions back, in place."""
+        for weight, value, version in self._saved:
             with torch.no_grad(), version:
                 weight.copy_(value)
-        self._old = []
+        self._saved = []
 
 
-def place_of(tensor: Tensor) -> int:
-    """Return the address of the memory that a tensor and its views lie in."""
+def storage_address(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage, which its views share."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return id(tensor)
     return tensor.untyped_storage().data_ptr()

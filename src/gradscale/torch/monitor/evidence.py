@@ -1,58 +1,35 @@
-"""What is looked into before a step is judged: culprits, weights, a sample."""
+"""Collects evidence before a step is judged: culprits, peaks, weights, a sample."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gradscale.core.records import StepRecord
-from gradscale.torch.device_state.host_copy import LateRow
-from gradscale.torch.device_state.layout import record_of
+from gradscale.torch.device_state.async_copy import AsyncTensor
+from gradscale.torch.grads.read_plain import peaks_on_device, peaks_on_host
+from gradscale.torch.grads.stats import by_kind
 from gradscale.torch.locate.result import order_of_backward
-from gradscale.torch.monitor.model_lookup import Roots
-from gradscale.torch.monitor.notices import Notice
-from gradscale.torch.monitor.weights import WeightsLook, weights_of
-from gradscale.torch.step.optimizer_step import OpenStep
+from gradscale.torch.monitor.model_lookup import ModelLookup
+from gradscale.torch.names import apart, names_of
+from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.underflow.sample import UnderflowSample
 
 _LARGEST_F32 = torch.finfo(torch.float32).max
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-class Case(NamedTuple):
-    """A step that waits to be judged.
-
-    Attributes:
-        record: Its facts, as far as they are known.
-        steps: What each optimizer had done; empty if nobody saw it.
-        sample: What the meter counted; None if it did not.
-        notice: Who was not finite; None if all were.
-        weights: A look at the weights; None if nobody looked.
-    """
-
-    record: StepRecord
-    steps: Sequence[OpenStep]
-    sample: UnderflowSample | None = None
-    notice: Notice | None = None
-    weights: WeightsLook | None = None
-
-    @property
-    def on_its_way(self) -> bool:
-        """Whether something is not on the host yet; the same on every rank."""
-        notice, weights = self.notice, self.weights
-        return (notice is not None and notice.on_its_way) or (
-            weights is not None and weights.on_its_way
-        )
-
-
-class Found(NamedTuple):
-    """What a case came to.
+class StepEvidence(NamedTuple):
+    """All that is known of a step when it is judged.
 
     Attributes:
-        record: The facts of the step.
-        culprits: The names of the gradients or weights that were not finite.
-        peaks: The largest scaled magnitude of each gradient, if somebody wants them.
-        tensors: How many gradients were looked at.
+        record: The step's record.
+        culprits: Names of the gradients or weights that were not finite.
+        peaks: The largest scaled magnitude of each gradient; empty unless recorded.
+        tensors: Number of gradients that were read; 0 for a healthy step.
     """
 
     record: StepRecord
@@ -61,86 +38,249 @@ class Found(NamedTuple):
     tensors: int
 
 
-class Inquiry:
-    """Looks into steps in which something was not finite. Costs nothing in others.
+class EvidenceCollector:
+    """Collects evidence on steps that are not finite. Costs nothing in others.
 
     Args:
-        model: Names parameters; None to look for it when something goes wrong.
-        peaks: Somebody wants the peaks of bad steps.
+        model: Names the parameters; None to search for it once a step is not finite.
+        lookup: Searches for the model.
+        peaks: Collect the peaks of such steps.
     """
 
-    def __init__(self, model: torch.nn.Module | None, *, peaks: bool) -> None:
+    def __init__(
+        self, model: nn.Module | None, lookup: ModelLookup, *, peaks: bool
+    ) -> None:
         self._model = model
+        self._lookup = lookup
         self._peaks = peaks
-        self._roots = Roots()
 
-    def model_behind(self, steps: Sequence[OpenStep]) -> torch.nn.Module | None:
-        """Return the model, looked for once if nobody gave it."""
-        params = [p for s in steps if s.optimizer is not None for p in s.params()]
-        if self._model is not None or not params:
+    def model_of(self, steps: Sequence[OptimizerStep]) -> nn.Module | None:
+        """Return the model that the steps' optimizers train, None if unknown."""
+        if self._model is not None:
             return self._model
-        root = self._roots.of(hash(tuple(map(id, params))), [{"params": params}])
-        return None if root is None else root()
+        optimizers = _optimizers_of(steps)
+        if len(optimizers) == 1:
+            found = self._lookup.of_optimizer(optimizers[0])
+        else:
+            params = [p for s in steps if s.optimizer is not None for p in s.params()]
+            found = self._lookup.of_params(params) if params else None
+        return None if found is None else found()
 
-    def begin(
+    def start(
         self,
-        late: LateRow,
-        steps: Sequence[OpenStep],
+        record: StepRecord,
+        steps: Sequence[OptimizerStep],
         sample: UnderflowSample | None,
         *,
         suspect: bool,
-    ) -> Case:
-        """Start all looks that a step asks for. No host sync.
+    ) -> "PendingEvidence":
+        """Start the checks that a step calls for. No host sync.
 
         Args:
-            late: The step.
-            steps: What each optimizer had done.
-            sample: What the meter counted.
-            suspect: The steps before it were bad too, for no known reason.
+            record: The step's record.
+            steps: What each optimizer did; empty if the host did not take part.
+            sample: The underflow sample of the step.
+            suspect: Earlier steps in a row were skipped without a normal explanation.
         """
-        record = record_of(late.row, late.step, late.loss)
         if record.loss is not None and math.isfinite(record.loss):
             fits = abs(record.loss * record.scale) <= _LARGEST_F32
             record = record._replace(scaled_loss_finite=fits)
         if sample is not None:
             record = record._replace(lost=sample.lost)
-        well = record.finite and record.norm_finite and record.loss_finite
-        if well or not record.read:
-            return Case(record, steps, sample)
+        finite = record.finite and record.norm_finite and record.loss_finite
+        if finite or not record.read:
+            return PendingEvidence(record, steps, sample)
         record = record._replace(nan=math.isnan(record.amax))
         weights = None
         if suspect or not record.loss_finite:
-            weights = self._look_at_weights(steps)
-        return Case(record, steps, sample, Notice(steps), weights)
+            weights = self._check_weights(steps)
+        return PendingEvidence(record, steps, sample, CulpritCopy(steps), weights)
 
-    def _look_at_weights(self, steps: Sequence[OpenStep]) -> WeightsLook | None:
-        # Of sharded weights each rank has its own, and all must judge the same.
-        if not steps or any(step.voice is not None for step in steps):
-            return None
-        optimizers = [s.optimizer for s in steps if s.optimizer is not None]
-        model = self.model_behind(steps)
-        try:
-            return WeightsLook(weights_of(model, optimizers))
-        except Exception:
-            # Models run code of their own where they are asked for their parameters,
-            # and weights may be of any kind: a look must not end the run.
-            return None
-
-    def end(self, case: Case, order: list[str], *, suspect: bool) -> Found:
-        """Return what the looks have shown. Waits for them.
+    def finish(
+        self, pending: "PendingEvidence", order: list[str], *, suspect: bool
+    ) -> StepEvidence:
+        """Return the evidence. Waits for the checks.
 
         Args:
-            case: From `begin`.
-            order: Parameters in the order of backward, if it was seen.
-            suspect: As in `begin`; then it is worth a search for the model.
+            pending: From `start`.
+            order: Parameters in the order of backward, if it was observed.
+            suspect: As in `start`; a search for the model is then worth its cost.
         """
-        record, steps, sample, notice, weights = case
-        if notice is None:
-            return Found(record, [], {} if sample is None else sample.peaks, 0)
-        model = self.model_behind(steps) if suspect else self._model
-        culprits, _ = order_of_backward(notice.names(model), order or None)
-        lost = [] if weights is None else weights.not_finite()
-        if lost:
-            record, culprits = record._replace(weights_finite=False), lost
-        peaks = notice.peaks(model) if self._peaks else {}
-        return Found(record, culprits, peaks, notice.tensors)
+        record, steps, sample, copy, weights = pending
+        if copy is None:
+            return StepEvidence(record, [], {} if sample is None else sample.peaks, 0)
+        model = self.model_of(steps) if suspect else self._model
+        culprits, _ = order_of_backward(copy.names(model), order or None)
+        bad_weights = [] if weights is None else weights.not_finite()
+        if bad_weights:
+            record, culprits = record._replace(weights_finite=False), bad_weights
+        peaks = copy.peaks(model) if self._peaks else {}
+        return StepEvidence(record, culprits, peaks, copy.tensors)
+
+    def _check_weights(self, steps: Sequence[OptimizerStep]) -> "WeightCheck | None":
+        # Each rank has its own part of sharded weights, and all must judge the same.
+        if not steps or any(step.channel is not None for step in steps):
+            return None
+        try:
+            weights = weights_of(self.model_of(steps), _optimizers_of(steps))
+            return WeightCheck(weights)
+        except Exception:
+            # named_parameters() may run user code and weights may be of any subclass,
+            # so anything may be raised; a check must not end the run.
+            return None
+
+
+class PendingEvidence(NamedTuple):
+    """A step whose checks have been started.
+
+    Attributes:
+        record: The step's record, as far as it is known.
+        steps: What each optimizer did; empty if the host did not take part.
+        sample: The underflow sample of the step, if it was sampled.
+        culprits: None if all gradients were finite.
+        weights: None if the weights were not checked.
+    """
+
+    record: StepRecord
+    steps: Sequence[OptimizerStep]
+    sample: UnderflowSample | None = None
+    culprits: "CulpritCopy | None" = None
+    weights: "WeightCheck | None" = None
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a copy may not have arrived yet; the same on every rank."""
+        culprits, weights = self.culprits, self.weights
+        return (culprits is not None and culprits.in_flight) or (
+            weights is not None and weights.in_flight
+        )
+
+
+class CulpritCopy:
+    """Peaks and non-finite flags of a step's gradients, copied asynchronously.
+
+    Making it costs no host sync; reading it may wait.
+
+    Args:
+        steps: What each optimizer did, as the update left it.
+
+    Attributes:
+        in_flight: The copies may not have arrived yet; the same on every rank.
+    """
+
+    def __init__(self, steps: Sequence[OptimizerStep]) -> None:
+        # For each: float[2, n] of peaks and flags, n parameters, sources of names.
+        self._copies: list[tuple[AsyncTensor, list[Tensor], tuple[Any, ...]]] = [
+            (AsyncTensor(peaks), params, step.name_sources)
+            for step in steps
+            if step.stats is not None and step.decision is not None
+            for params, peaks in step.stats.named_peaks(step.decision.multiplier)
+        ]
+        # By the device of the scaler: a rank without gradients waits like the others.
+        stats = [step.stats for step in steps if step.stats is not None]
+        self.in_flight = any(each.home.type == "cuda" for each in stats)
+
+    @property
+    def tensors(self) -> int:
+        """Number of gradients."""
+        return sum(len(params) for _, params, _ in self._copies)
+
+    def names(self, model: nn.Module | None = None) -> list[str]:
+        """Return the names of the non-finite gradients, in the order of optimizers.
+
+        Args:
+            model: Names the parameters that the step cannot name.
+        """
+        found = []
+        for copy, params, sources in self._copies:
+            flags = copy.values()[1].tolist()
+            bad = [p for p, flag in zip(params, flags, strict=True) if flag]
+            found += names_of(bad, (model, *sources)) if bad else []
+        return found
+
+    def peaks(self, model: nn.Module | None = None) -> dict[str, float]:
+        """Return the largest magnitude of each gradient by name.
+
+        Args:
+            model: As for `names`.
+        """
+        peaks: dict[str, float] = {}
+        for copy, params, sources in self._copies:
+            unique = apart(names_of(params, (model, *sources)), set(peaks))
+            peaks.update(zip(unique, copy.values()[0].tolist(), strict=True))
+        return peaks
+
+
+class WeightCheck:
+    """Checks whether weights are finite. No host sync; reading the result may wait.
+
+    >>> bad = torch.tensor([1.0, torch.nan])
+    >>> WeightCheck([("a", torch.ones(2)), ("b", bad)]).not_finite()
+    ['b']
+
+    Args:
+        weights: With their names; of this rank. Tensors that are no floats are ignored.
+    """
+
+    @torch.no_grad()
+    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        named = [(name, _elements(weight)) for name, weight in weights]
+        named = [(n, v) for n, v in named if v.dtype in _FLOATS and v.numel()]
+        self._flags = []
+        for (device, _), indices, tensors in by_kind([values for _, values in named]):
+            on_host = device.type == "cpu"
+            peaks = peaks_on_host(tensors) if on_host else peaks_on_device(tensors)
+            names = [named[i][0] for i in indices]
+            self._flags.append((names, AsyncTensor(~torch.isfinite(peaks))))
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a copy may not have arrived yet."""
+        return any(flags.pending for _, flags in self._flags)
+
+    def not_finite(self) -> list[str]:
+        """Return the names of the weights that are not finite, in order."""
+        return [
+            name
+            for names, flags in self._flags
+            for name, flag in zip(names, flags.values().tolist(), strict=True)
+            if flag
+        ]
+
+
+def weights_of(
+    model: nn.Module | None, optimizers: Iterable[Any]
+) -> list[tuple[str, Tensor]]:
+    """Return the names and parameters of a model and of optimizers.
+
+    Buffers are left out: a mask may be infinite on purpose, and a training step does
+    not depend on running statistics.
+
+    Args:
+        model: Its parameters, frozen ones included.
+        optimizers: Parameters that the model does not own.
+    """
+    named: list[tuple[str, Tensor]] = []
+    if model is not None:
+        named += model.named_parameters()
+    known = {id(tensor) for _, tensor in named}
+    for optimizer in optimizers:
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        others = [param for param in params if id(param) not in known]
+        named += zip(names_of(others, (optimizer,)), others, strict=True)
+    return named
+
+
+def _elements(weight: Tensor) -> Tensor:
+    """Return the elements on this rank, dense and real; empty if there are none."""
+    if is_lazy(weight):
+        return torch.empty(0)
+    local = getattr(weight, "_local_tensor", weight).detach()
+    # Tensor subclasses of a library may not hold plain elements.
+    if type(local) is not Tensor or local.layout is not torch.strided or local.is_meta:
+        return torch.empty(0)
+    return torch.view_as_real(local.resolve_conj()) if local.is_complex() else local
+
+
+def _optimizers_of(steps: Sequence[OptimizerStep]) -> list[Any]:
+    return [step.optimizer for step in steps if step.optimizer is not None]

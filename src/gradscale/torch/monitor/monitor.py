@@ -1,4 +1,4 @@
-"""What the host makes of late facts: a judgement, a word, a row of the run file."""
+"""Judges the step rows that arrive from the device: reports, records, raises."""
 
 import os
 import weakref
@@ -6,65 +6,64 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from time import time
 from typing import Any
 
 import torch
 
-from gradscale.core.records import StepRecord, Verdict
-from gradscale.errors import HopelessRun
+from gradscale.core.records import COLLAPSED_AFTER, StepRecord, Verdict
+from gradscale.errors import HopelessRun, ScaleCollapsed
 from gradscale.judge.findings import Finding
 from gradscale.judge.judge import Judge, Judgement
 from gradscale.recording.bundle import write_bundle
 from gradscale.recording.console import say
 from gradscale.recording.recorder import Recorder
-from gradscale.torch.device_state.calm import STEPS, Calm
-from gradscale.torch.device_state.host_copy import LAG, LateRow, Mailbox
-from gradscale.torch.device_state.layout import Ledger, record_of
+from gradscale.torch import messages
+from gradscale.torch.device_state.async_copy import LAG, PERIOD, HostRow, RowCopies
+from gradscale.torch.device_state.layout import DeviceState, record_of
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.locate.module_hooks import Armed
-from gradscale.torch.monitor.draining import drain
-from gradscale.torch.monitor.evidence import Case, Inquiry
+from gradscale.torch.locate.module_hooks import ModuleHooks
+from gradscale.torch.monitor.evidence import EvidenceCollector, PendingEvidence
+from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.monitor.process import process_here
 from gradscale.torch.monitor.reporting import LocationReport, bundle
-from gradscale.torch.step.optimizer_step import OpenStep
+from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.underflow.meter import Meter
 from gradscale.torch.underflow.sample import UnderflowSample
 
 # The distance of the steps that are sampled for sinks alone.
 SAMPLE_EVERY = 100
-# Steps that a bundle tells of.
+# Steps in a bundle.
 REMEMBERED = 50
-# Bad steps in a row, not explained by a scale that is being found, before the
-# instruments are turned on.
-ARMED_AFTER = 3
-# And before one is looked at as no ordinary overflow any more.
-SUSPECT = ARMED_AFTER - 1
+# Bad steps in a row, not explained by a scale that is being found, before the module
+# hooks are enabled.
+HOOKED_AFTER = 3
+# And before one is no ordinary overflow any more.
+SUSPECT = HOOKED_AFTER - 1
 _EXPLAINED = (Verdict.CALIBRATING, Verdict.PROBING, Verdict.NO_GRADIENTS)
-# Said as warnings where they happen.
+# Issued as warnings where they happen.
 _SAID_ELSEWHERE = ("GS103", "GS205")
 # Raised by the guard at the floor, whatever `guard` is.
 _RAISED_ELSEWHERE = ("GS202",)
 
 
 class Monitor:
-    """Judges the steps of a scaler as their facts arrive, and says what is to be said.
+    """Judges the steps of a scaler as their rows arrive.
 
-    Rows are judged in order, those in which something happened in the same update on
-    every rank.
+    Rows are judged in order, and in the same update on every rank.
 
     Args:
         guard: "raise" stops a run that no scale can help.
-        model: Names modules; None to look for it when something goes wrong.
+        model: Names modules; None to search for it when something goes wrong.
         recorder: Writes the run file; None for none.
         sinks: Each gets every record and judgement.
         kernels: As for the scaler.
+        warn: Issues warnings.
 
     Attributes:
-        armed: The instruments.
-        meter: The underflow meter; it samples where somebody hears of it.
-        heard: There is a run file or a sink.
-        quiet: Nothing is left to be done, so that calm steps may be put off.
+        module_hooks: The module hooks.
+        model_lookup: Finds the model of an optimizer.
+        meter: The underflow meter; it samples where there is a run file or a sink.
+        recorded: There is a run file or a sink.
     """
 
     def __init__(
@@ -75,229 +74,242 @@ class Monitor:
         recorder: Recorder | None = None,
         sinks: Iterable[Any] = (),
         kernels: Kernels = "auto",
+        warn: messages.WarnOnce | None = None,
     ) -> None:
-        self.armed = Armed()
+        self.module_hooks = ModuleHooks()
         # Hooks are on all modules: a scaler that is gone must not leave them there.
-        weakref.finalize(self, self.armed.disarm).atexit = False
+        weakref.finalize(self, self.module_hooks.disable).atexit = False
         self._judge = Judge()
         self._guard = guard
-        self._inquiry = Inquiry(model, peaks=recorder is not None)
+        self._warn = messages.WarnOnce() if warn is None else warn
+        self.model_lookup = ModelLookup()
+        self._evidence = EvidenceCollector(
+            model, self.model_lookup, peaks=recorder is not None
+        )
         self._recorder = recorder
         self._sinks = list(sinks)
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
-        self.heard = recorder is not None or bool(self._sinks)
-        self.meter = Meter(every if self.heard else None, kernels=kernels)
-        self.quiet = False
-        self._sample: UnderflowSample | None = None
-        self._updates = 0
-        self._behind: deque[Mapping[int, OpenStep]] = deque(maxlen=LAG + 1)
+        self.recorded = recorder is not None or bool(self._sinks)
+        self.meter = Meter(every if self.recorded else None, kernels=kernels)
+        self._copies = RowCopies()
+        # By update: what each optimizer had done, and what the meter counted. Rows are
+        # at most LAG + PERIOD updates old when they are judged.
+        self._steps: deque[Mapping[int, OptimizerStep]] = deque(maxlen=LAG + PERIOD)
+        self._samples: dict[int, UnderflowSample] = {}
         # Each with the update in which it is judged, the same on every rank.
-        self._waiting: deque[tuple[int, Case]] = deque()
+        self._waiting: deque[tuple[int, PendingEvidence]] = deque()
         self._records: deque[StepRecord] = deque(maxlen=REMEMBERED)
-        self._calm = Calm()
         self._found: Finding | None = None
         self._bad = 0
         self._begun = False
         self._end: weakref.finalize[..., Any] | None = None
-        self._places = LocationReport(recorder)
+        self._locations = LocationReport(recorder)
 
-    def look(self, ledger: Ledger, settled: Mapping[int, OpenStep]) -> None:
-        """Take note of an update and of what the instruments saw, which syncs.
+    def end_update(
+        self, scaler: Any, state: DeviceState, steps: Mapping[int, OptimizerStep]
+    ) -> None:
+        """Count an update; judge the rows that are due.
 
         Args:
-            ledger: After the update.
-            settled: What each optimizer has done. Not to be changed afterwards.
-        """
-        self._updates += 1
-        self._behind.append(settled)
-        self._sample = self.meter.end_step()
-        if self.armed.armed:
-            record = record_of(ledger.total.row.tolist(), int(ledger.total.tally[0]))
-            if record.finite and record.norm_finite:
-                self.armed.well()
-                if not self.armed.armed:
-                    self._places.clear()
-            else:
-                self._places.say(self.armed.finding(record.scale), record.step)
+            scaler: Its policy bounds the scale, its state goes into a bundle.
+            state: After the update.
+            steps: What each optimizer has done. Not to be changed afterwards.
 
-    def begin(self, owner: Any, mailbox: Mailbox, ledger: Ledger) -> None:
+        Raises:
+            ScaleCollapsed: The scale stays at its floor.
+            HopelessRun: No scale can help, and `guard` is "raise".
+        """
+        self._steps.append(steps)
+        sample = self.meter.end_step()
+        if sample is not None:
+            self._samples[sample.step] = sample
+        if self.module_hooks.enabled:
+            self._report_location(state)
+        rows = self._copies.advance(state)
+        if not rows and not self._waiting:
+            return
+        try:
+            self._begin(scaler, state)
+            self._judge_rows(rows, scaler.state_dict)
+            for row in rows:
+                self._guard_scale(row, scaler)
+        except (ScaleCollapsed, HopelessRun) as error:
+            if isinstance(error, ScaleCollapsed):
+                self._judge_waiting(scaler.state_dict)
+            # A caller that catches it goes on: rows up to here must not raise again.
+            self._copies.drain(state)
+            self._waiting.clear()
+            raise
+
+    def _report_location(self, state: DeviceState) -> None:
+        """Report what the module hooks have located in this update. Syncs."""
+        total = state.total
+        record = record_of(total.row.tolist(), int(total.tally[0]))
+        if record.finite and record.norm_finite:
+            self.module_hooks.finite_step()
+            if not self.module_hooks.enabled:
+                self._locations.clear()
+        else:
+            location = self.module_hooks.locate(record.scale)
+            self._locations.report(location, record.step)
+
+    def _guard_scale(self, row: HostRow, scaler: Any) -> None:
+        """Raise or warn as the facts of a row demand."""
+        record, policy = row.record, scaler.policy
+        if record.floor_steps >= COLLAPSED_AFTER:
+            raise messages.collapsed(record, policy, scaler.last)
+        if row.refused:
+            self._warn.refused_scale(policy)
+        if not record.applied and record.read and policy.min_scale == policy.max_scale:
+            self._warn.static_skip(record.scale)
+
+    def _begin(self, owner: Any, state: DeviceState) -> None:
         """Make the run file, if there is to be one and it is not there yet.
 
         Args:
-            owner: With whom all is closed, if the process does not end before.
-            mailbox, ledger: What is on its way at the end comes from them.
+            owner: With it all is closed, if the process does not end before.
+            state: Rows that are not judged at the end come from it.
 
         Raises:
             StateError: The file cannot be made, or is there already.
         """
         recorder = self._recorder
-        if self._begun or not self.heard:
+        if self._begun or not self.recorded:
             return
         self._begun = True
-        last = partial(drain, self, mailbox, ledger, os.getpid())
+        last = partial(_drain, self, state, os.getpid())
         if recorder is None:
             self._end = weakref.finalize(owner, last)
             return
         recorder.begin()
-        self._calm.write_to(recorder.writer)
         recorder.before_end(last)
         self._end = weakref.finalize(owner, recorder.let_go)
         # At the end of the process the recorder closes its file itself.
         self._end.atexit = False
 
-    def pass_by(
-        self, settled: Mapping[int, OpenStep], mailbox: Mailbox, has_loss: bool
-    ) -> bool:
-        """Do all that is to be done if the step that is due is calm; return whether.
-
-        In the place of `look`, `exchange` and `see`. Calls no more than it must.
-        """
-        meter, calm = self.meter, self._calm
-        if not self.quiet or meter.step + 1 >= meter.busy_at:
-            return False
-        late = mailbox.calm(has_loss=has_loss)
-        if late is None:
-            return False
-        self._updates += 1
-        meter.step += 1
-        self._behind.append(settled)
-        now = time()
-        calm.append((*late, now))
-        if len(calm) >= STEPS or now >= calm.until:
-            self._judge_calm()
-        return True
-
-    def put_off(self, late: list[LateRow] | None) -> bool:
-        """Put off the step that is due, if it is calm; return whether it is."""
-        kept = self.quiet and self._sample is None and self._calm.keeps(late)
-        if kept and self._calm.is_time():
-            self._judge_calm()
-        return kept
-
-    def see(
-        self, late: list[LateRow] | None, state: Callable[[], dict[str, Any]] | None
-    ) -> None:
-        """Judge the rows that are due.
-
-        Args:
-            late: What the mailbox returned for this update.
-            state: Returns the scaler's state, for a bundle; None to stop nothing.
-
-        Raises:
-            HopelessRun: No scale can help, and `guard` is "raise".
-        """
-        late = late or []
-        self._judge_calm()
-        for one in late:
-            self._enqueue(one, last=one is late[-1])
-        self.quiet = False
-        while self._waiting and self._waiting[0][0] <= self._updates:
-            self._judge_next(state)
-        busy = self._waiting or self._sinks or self.armed.armed
-        self.quiet = self._judge.settled and not busy
-
-    def clear(self) -> None:
-        """Forget what waits to be judged."""
-        self._waiting.clear()
-
-    def hurry(self, state: Callable[[], dict[str, Any]] | None = None) -> None:
-        """Judge what waits, now. Syncs.
-
-        Args:
-            state: As in `see`; None to write no bundle and stop nothing.
-        """
-        self._judge_calm()
-        while self._waiting:
-            self._judge_next(state)
+    def flush(self, state: DeviceState | None) -> None:
+        """Judge all rows now, and forget what was sampled. Stops nothing. Syncs."""
+        if state is not None:
+            self._samples.update((s.step, s) for s in self.meter.finish())
+            self._judge_rows(self._copies.drain(state), None)
+        self._judge_waiting(None)
 
     def write_bundle(self, parent: Path, state: dict[str, Any], batch: Any) -> Path:
         """Write the evidence of the last steps that have been judged."""
-        self._judge_calm()
         save = None if batch is None else partial(torch.save, batch)
         versions = {"torch": torch.__version__}
         records = list(self._records)
         return write_bundle(parent, self._found, records, state, versions, save)
 
     def close(self) -> None:
-        """Judge what is on its way, and close the run file."""
+        """Judge the rows that are left, and close the run file."""
         if self._end is not None:
             self._end()
         elif self._recorder is not None:
             self._recorder.close()
-        self.hurry()
-        self.armed.disarm()
+        self._judge_waiting(None)
+        self.module_hooks.disable()
 
-    def _judge_calm(self) -> None:
-        """Judge the steps that were put off."""
-        for one in self._calm.take():
-            self._bad = 0
-            record = record_of(one.row, one.step, one.loss)
-            self._judge_row(record, None, written=True)
-
-    def _enqueue(self, late: LateRow, *, last: bool) -> None:
-        # Steps that a graph has replayed were seen by nobody.
-        seen = last and len(self._behind) > LAG
-        steps = list(self._behind[0].values()) if seen else []
-        sample = self._sample if seen else None
-        case = self._inquiry.begin(late, steps, sample, suspect=self._bad >= SUSPECT)
-        due = self._updates + (LAG if case.on_its_way else 0)
-        self._waiting.append((due, case))
-
-    def _judge_next(self, state: Callable[[], dict[str, Any]] | None) -> None:
-        _, case = self._waiting.popleft()
-        order, suspect = self.armed.order, self._bad >= SUSPECT
-        found = self._inquiry.end(case, order, suspect=suspect)
-        self._judge.tensors = max(self._judge.tensors, found.tensors)
-        judged = self._judge_row(
-            found.record, state, found.culprits, found.peaks, case.sample
-        )
-        self._follow(found.record, judged, case.steps)
-
-    def _judge_row(
+    def _judge_rows(
         self,
-        record: StepRecord,
-        state: Callable[[], dict[str, Any]] | None,
-        culprits: Sequence[str] = (),
-        peaks: Mapping[str, float] | None = None,
-        sample: UnderflowSample | None = None,
-        written: bool = False,
-    ) -> Judgement:
-        """Judge a step, write it down, and say what there is to say."""
+        rows: Sequence[HostRow],
+        state_dict: Callable[[], dict[str, Any]] | None,
+    ) -> None:
+        """Judge rows in order, each once its evidence has arrived.
+
+        Args:
+            rows: Those that are due.
+            state_dict: Returns the scaler's state, for a bundle; None to stop nothing.
+        """
+        now = self._copies.updates
+        for row in rows:
+            steps = self._steps_of(row)
+            sample = None
+            if row.update is not None:
+                sample = self._samples.pop(row.update, None)
+            suspect = self._bad >= SUSPECT
+            case = self._evidence.start(row.record, steps, sample, suspect=suspect)
+            if case.in_flight or self._waiting:
+                due = now + (LAG if case.in_flight else 0)
+                self._waiting.append((due, case))
+            else:
+                self._judge_case(case, state_dict)
+        self._judge_due(state_dict)
+
+    def _judge_due(self, state_dict: Callable[[], dict[str, Any]] | None) -> None:
+        while self._waiting and self._waiting[0][0] <= self._copies.updates:
+            self._judge_case(self._waiting.popleft()[1], state_dict)
+
+    def _judge_waiting(self, state_dict: Callable[[], dict[str, Any]] | None) -> None:
+        while self._waiting:
+            self._judge_case(self._waiting.popleft()[1], state_dict)
+
+    def _steps_of(self, row: HostRow) -> list[OptimizerStep]:
+        """Return what each optimizer had done; nothing for a replayed step."""
+        if row.update is None:
+            return []
+        place = len(self._steps) - 1 - (self._copies.updates - row.update)
+        return list(self._steps[place].values()) if place >= 0 else []
+
+    def _judge_case(
+        self, case: PendingEvidence, state_dict: Callable[[], dict[str, Any]] | None
+    ) -> None:
+        """Judge a step, record it, report the findings."""
+        order, suspect = self.module_hooks.backward_order, self._bad >= SUSPECT
+        found = self._evidence.finish(case, order, suspect=suspect)
+        record, culprits, peaks = found.record, found.culprits, found.peaks
+        self._judge.tensors = max(self._judge.tensors, found.tensors)
         judged = self._judge.see(record, culprits)
         self._records.append(record)
         if self._recorder is not None:
-            if not written:
-                self._recorder.row(record, judged.verdict)
-            self._recorder.details(record, judged, culprits, peaks)
-            if sample is not None:
-                self._recorder.sample(record.step, sample.rows())
+            self._recorder.see(record, judged, culprits, peaks)
+            if case.sample is not None:
+                self._recorder.sample(record.step, case.sample.rows())
         for sink in self._sinks:
             sink.see(record, judged)
         for finding in judged.findings:
-            self._found = finding
-            line, stops = "", False
-            if finding.hopeless and self._guard == "raise" and state is not None:
-                line = bundle(finding, self._records, state, self._recorder)
-                stops = True
-            if finding.code not in _SAID_ELSEWHERE:
-                rank = process_here().rank
-                text = finding.text() + line
-                say(text, self._recorder, rank=rank, normal=finding.normal)
-            if stops and finding.code not in _RAISED_ELSEWHERE:
-                self.clear()
-                raise HopelessRun(finding.text() + line, code=finding.code)
-        return judged
+            self._report(finding, state_dict)
+        self._follow(record, judged, case.steps)
+
+    def _report(
+        self, finding: Finding, state_dict: Callable[[], dict[str, Any]] | None
+    ) -> None:
+        self._found = finding
+        line, stops = "", False
+        if finding.hopeless and self._guard == "raise" and state_dict is not None:
+            line = bundle(finding, self._records, state_dict, self._recorder)
+            stops = True
+        if finding.code not in _SAID_ELSEWHERE:
+            rank, text = process_here().rank, finding.text() + line
+            say(text, self._recorder, rank=rank, normal=finding.normal)
+        if stops and finding.code not in _RAISED_ELSEWHERE:
+            raise HopelessRun(finding.text() + line, code=finding.code)
 
     def _follow(
-        self, record: StepRecord, judged: Judgement, steps: Sequence[OpenStep]
+        self, record: StepRecord, judged: Judgement, steps: Sequence[OptimizerStep]
     ) -> None:
-        """Turn the instruments on once a failure is no longer an ordinary one."""
+        """Enable the module hooks once a failure is no longer an ordinary one."""
         if record.finite and record.norm_finite:
             self._bad = 0
-        elif judged.verdict not in _EXPLAINED:
-            self._bad += 1
-        if self._bad < ARMED_AFTER or self.armed.armed:
             return
-        model = self._inquiry.model_behind(steps)
+        if judged.verdict not in _EXPLAINED:
+            self._bad += 1
+        if self._bad < HOOKED_AFTER or self.module_hooks.enabled:
+            return
+        model = self._evidence.model_of(steps)
         if model is not None:
-            self.armed.arm(model)
+            self.module_hooks.enable(model)
+
+
+def _drain(monitor: Monitor, state: DeviceState, pid: int) -> None:
+    """Judge all rows that were not judged. Syncs.
+
+    Args:
+        monitor: Not its owner, which would be kept alive.
+        state: Where the rows come from.
+        pid: The process that may; one forked from it leaves it to its parent.
+    """
+    if os.getpid() == pid:
+        monitor.module_hooks.disable()
+        monitor.flush(state)
+        monitor.module_hooks.disable()

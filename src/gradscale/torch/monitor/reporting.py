@@ -1,4 +1,4 @@
-"""Reports what the module hooks located, and writes a bundle where a run is stopped."""
+"""Reports locations found by the module hooks; writes the bundle of a stopped run."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,40 +11,40 @@ from gradscale.judge.findings import Finding
 from gradscale.recording.bundle import write_bundle
 from gradscale.recording.console import say
 from gradscale.recording.recorder import Recorder
-from gradscale.torch.locate.result import Diagnosis
+from gradscale.torch.locate.result import Location
 from gradscale.torch.monitor.process import process_here
 
-# Where bundles go if there is no run file beside which they could lie.
+# The parent folder of bundles where there is no run file.
 BUNDLES = Path()
 
 
 class LocationReport:
-    """Says where a value stopped being finite, each place once.
+    """Prints and records locations of non-finite values, each module once.
 
     Args:
-        recorder: As for `say`.
+        recorder: Writes the run file; None for none.
     """
 
     def __init__(self, recorder: Recorder | None) -> None:
         self._recorder = recorder
-        self._said: set[tuple[str | None, str]] = set()
+        self._reported: set[tuple[str | None, str]] = set()
 
-    def say(self, seen: Diagnosis, step: int) -> None:
-        """Write down and say what the instruments saw in a step, if it is new."""
-        place = seen.module, seen.direction
-        if not seen.found or place in self._said:
+    def report(self, location: Location, step: int) -> None:
+        """Record and print the location in a step, if it is new."""
+        key = location.module, location.direction
+        if not location.found or key in self._reported:
             return
-        self._said.add(place)
-        code = Verdict.OVERFLOW.value if seen.loss_finite else "GS203"
+        self._reported.add(key)
+        code = Verdict.OVERFLOW.value if location.loss_finite else "GS203"
         if self._recorder is not None:
-            facts = seen.as_dict()
-            self._recorder.event(code, step=step, where=seen.module, data=facts)
-        text = f"{code} step {step}: first not finite\n{seen.text()}"
+            fields = location.as_dict()
+            self._recorder.event(code, step=step, where=location.module, data=fields)
+        text = f"{code} step {step}: first non-finite value\n{location.text()}"
         say(text, self._recorder, rank=process_here().rank)
 
     def clear(self) -> None:
-        """Forget what was said: the next trouble has a place of its own."""
-        self._said.clear()
+        """Allow every module to be reported again."""
+        self._reported.clear()
 
 
 def bundle(
@@ -53,13 +53,13 @@ def bundle(
     state: Callable[[], dict[str, Any]],
     recorder: Recorder | None,
 ) -> str:
-    """Write a bundle, on rank 0 alone; return the line that names it.
+    """Write a bundle, on rank 0 only; return the line of the message that names it.
 
     Args:
-        finding: Why the run is stopped.
+        finding: The reason why the run is stopped.
         records: The last steps.
         state: Returns the scaler's state.
-        recorder: Beside its file the bundle is put.
+        recorder: The bundle is written beside its file.
     """
     if process_here().rank != 0:
         return ""

@@ -11,10 +11,10 @@ from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
 )
 
+from gradscale.errors import check_choice
 from gradscale.torch.devices import moved
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.args import Handed
-from gradscale.torch.messages import check_choice
 from gradscale.torch.optim.batch import Batch
 from gradscale.torch.optim.batches import Batches
 from gradscale.torch.optim.settings import check_differentiable
@@ -106,7 +106,7 @@ class OnePass(torch.optim.Optimizer):
     def _seen(self) -> GradSnapshot | None:
         """Return the gradients that a scaler has lent, if nobody came in between."""
         hooks = self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks
-        return None if hooks else self.__dict__.get("seen")
+        return None if hooks else self.__dict__.get("grad_snapshot")
 
     def _lent_on(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
         return (

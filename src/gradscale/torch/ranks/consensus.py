@@ -1,9 +1,8 @@
 """One decision for all ranks.
 
-What the ranks decide together follows from facts that all of them hold: each reading
-of gradients that are spread over ranks is followed by one small all-gather. It moves
-bits and compares nothing, so no NaN is dropped, and all ranks reduce the same numbers
-in the same order. Whatever follows is computed by each rank for itself.
+Each read of gradients that are sharded over ranks is followed by one small all-gather.
+It moves bits and compares nothing, so no NaN is dropped, and all ranks reduce the same
+numbers in the same order: each computes the same decision for itself.
 """
 
 import zlib
@@ -15,127 +14,127 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.torch.device_state.layout import Ledger
-from gradscale.torch.devices import host_may_act
-from gradscale.torch.grads.stats import Agreed, Reading
-from gradscale.torch.ranks.desync import Place, RollCall
-from gradscale.torch.ranks.payload import agreed_of, exchange, say
-from gradscale.torch.ranks.sharding import Spread, spread_of
+from gradscale.torch.device_state.layout import DeviceState
+from gradscale.torch.devices import can_touch_host
+from gradscale.torch.grads.stats import GradStats, RankStats
+from gradscale.torch.ranks.desync import DesyncCheck, RankPosition
+from gradscale.torch.ranks.payload import agreed_of, exchange, payload_of
+from gradscale.torch.ranks.sharding import Sharding, sharding_of
 
 
 @dataclass
 class Known:
-    """What is kept of an optimizer.
+    """What is known of one optimizer.
 
     Attributes:
         params: All of its parameters.
-        spread: How they lie across ranks; None where each rank decides alone.
-        replicated: The same of parameters that lie on each rank alike, as under DDP.
+        sharding: How they are sharded; None where each rank decides alone.
+        replicated: The same for parameters that every rank holds, as under DDP.
         shapes: Of those that all ranks must have, as text.
-        clips: How many clips were asked for so far.
+        clips: The number of clips so far.
         limit: (max_norm, norm_type) of the last of them.
     """
 
     params: list[Tensor]
-    spread: Spread | None
-    replicated: Spread | None
+    sharding: Sharding | None
+    replicated: Sharding | None
     shapes: str
     clips: int = 0
     limit: tuple[float, float] | None = None
 
 
-class Voice:
-    """How a rank speaks to the others about the gradients of one optimizer.
+class RankChannel:
+    """Exchanges one optimizer's gradient statistics with the other ranks.
 
     Attributes:
-        copies: As in `Spread`.
+        copies: As in `Sharding`.
     """
 
     def __init__(
         self,
         ranks: "Ranks",
         known: Known,
-        spread: Spread,
-        ledger: Ledger,
+        sharding: Sharding,
+        state: DeviceState,
         scale: Tensor,
-        here: Place,
+        here: RankPosition,
     ) -> None:
-        self.copies = spread.copies
+        self.copies = sharding.copies
         self._ranks = ranks
         self._known = known
-        self._group = spread.group
-        self._ledger = ledger
+        self._group = sharding.group
+        self._state = state
         self._scale = scale
-        self._here = here
+        self._at = here
 
-    def agree(self, reading: Reading, order: float) -> Reading:
-        """Return the reading with what all ranks have read. No host sync.
+    def agree(self, stats: GradStats, order: float) -> GradStats:
+        """Return the statistics with those of all ranks. No host sync.
 
         Args:
-            reading: Of this rank, with the norm; without kinds if it has no gradient.
+            stats: Of this rank, with the norm; without kinds if it has no gradient.
             order: Of the norm.
         """
-        agreed = self._exchange(reading.groups, reading.norm, order)
-        return replace(reading, norm_type=order, agreed=agreed)
+        agreed = self._exchange(stats.groups, stats.norm, order)
+        return replace(stats, norm_type=order, agreed=agreed)
 
     def agree_on_norm(self, norm: Tensor | None, order: float) -> Tensor:
         """Return the norm of the whole, f64[], from that of this rank's part."""
         return self._exchange([], norm, order).norm
 
     def clips(self, max_norm: float, norm_type: float) -> None:
-        """Note a clip: all ranks must ask for the same ones."""
+        """Count a clip: all ranks must request the same ones."""
         if not torch.compiler.is_compiling():
             self._known.clips += 1
             self._known.limit = max_norm, norm_type
 
     def refuse(self) -> None:
-        """Tell the others that this rank is about to raise an error."""
-        number = self._place().number()
-        words = say([], None, self._ledger, self._scale, number, refuses=True)
-        exchange(words, self._group)
+        """Let the other ranks know that this one is about to raise an error."""
+        number = self._position().number()
+        payload = payload_of([], None, self._state, self._scale, number, refuses=True)
+        exchange(payload, self._group)
 
     def _exchange(
         self,
         groups: list[tuple[torch.dtype, Tensor]],
         norm: Tensor | None,
         order: float,
-    ) -> Agreed:
-        ledger, place = self._ledger, self._place()
-        words = say(groups, norm, ledger, self._scale, place.number())
-        said = exchange(words, self._group)
-        agreed = agreed_of(said, order)
-        ledger.fields.loss_trace.copy_(
+    ) -> RankStats:
+        state, position = self._state, self._position()
+        payload = payload_of(groups, norm, state, self._scale, position.number())
+        payloads = exchange(payload, self._group)
+        agreed = agreed_of(payloads, order)
+        state.fields.loss_trace.copy_(
             torch.where(agreed.bad_loss == 0.0, 0.0, torch.nan)
         )
         self._ranks.losses_are_known = True
-        if host_may_act():
-            self._ranks.roll_call.note(said, agreed.astray, place, self._group)
+        if can_touch_host():
+            self._ranks.desync.note(payloads, agreed.astray, position, self._group)
         return agreed
 
-    def _place(self) -> Place:
+    def _position(self) -> RankPosition:
         known = self._known
-        self._here = self._here._replace(
-            reading=self._here.reading + 1, clips=known.clips, limit=known.limit
+        self._at = self._at._replace(
+            reading=self._at.reading + 1, clips=known.clips, limit=known.limit
         )
-        return self._here
+        return self._at
 
 
 class Ranks:
-    """Finds out, for each optimizer of a scaler, which ranks decide together.
+    """Finds, for each optimizer of a scaler, the ranks that decide together.
 
     Args:
-        given: The group to decide in, whatever the parameters tell; or None.
+        given: The group to decide in, whatever the parameters are; or None.
         always: Decide in the group of all ranks if none was given.
         replicas: The group whose ranks hold copies of one another, as under DDP, and
-            so agree without a word on everything but their losses; None if unknown.
-        share_losses: Replicas tell one another in every reading whether their losses
-            were finite. Else they only compare their places, once.
+            so agree on everything but their losses; None if unknown.
+        share_losses: Replicas exchange in every read whether their losses were finite.
+            Else they only compare their positions, once.
 
     Attributes:
-        roll_call: Notices ranks that are astray.
-        speak_always: Whatever the parameters are, there is an exchange in each reading.
+        desync: Detects ranks that are out of step.
+        always_exchange: Every read is followed by an exchange, whatever the parameters.
         losses_are_known: Every loss since the last update is known to all ranks.
-        apart: Replicas do not speak to one another: some have run out of data.
+        detached: Replicas exchange nothing: some have run out of data.
     """
 
     def __init__(
@@ -146,10 +145,10 @@ class Ranks:
         replicas: Any = None,
         share_losses: bool = False,
     ) -> None:
-        self.roll_call = RollCall()
-        self.speak_always = always or given is not None
+        self.desync = DesyncCheck()
+        self.always_exchange = always or given is not None
         self.losses_are_known = False
-        self.apart = False
+        self.detached = False
         self._given = given
         self._always = always
         self._replicas = replicas
@@ -157,24 +156,24 @@ class Ranks:
         self._compared = False
         self._known: dict[int, Known] = {}
 
-    def voice(
+    def channel(
         self,
         key: int,
         params: list[Tensor],
-        ledger: Ledger,
+        state: DeviceState,
         scale: Tensor,
         settings: Any,
-        who: int,
-    ) -> Voice | None:
-        """Return how to speak about an optimizer; None where each rank decides alone.
+        index: int,
+    ) -> RankChannel | None:
+        """Return the channel of an optimizer; None where each rank decides alone.
 
         Args:
-            key: Whose spread is kept.
+            key: The id of the optimizer.
             params: All parameters of the optimizer.
-            ledger: The scaler's.
+            state: The scaler's.
             scale: f32[], the scaler's.
             settings: What must be the same on all ranks.
-            who: As in `Place.optimizer`.
+            index: As in `RankPosition.optimizer`.
         """
         known = self._known.get(key)
         if (
@@ -182,49 +181,51 @@ class Ranks:
             or len(known.params) != len(params)
             or not all(map(is_, known.params, params))
         ):
-            known = self._known[key] = self._look_at(params, key)
-        place = Place(settings, who, known.shapes)
-        spread = known.spread
-        if known.replicated is not None and not self.apart:
+            known = self._known[key] = self._inspect(params, key)
+        position = RankPosition(settings, index, known.shapes)
+        sharding = known.sharding
+        if known.replicated is not None and not self.detached:
             if self._share_losses:
-                spread = known.replicated
+                sharding = known.replicated
             elif not self._compared:
-                self._compare(ledger, scale, place)
-        if spread is None:
+                self._compare(state, scale, position)
+        if sharding is None:
             return None
-        return Voice(self, known, spread, ledger, scale, place)
+        return RankChannel(self, known, sharding, state, scale, position)
 
-    def _compare(self, ledger: Ledger, scale: Tensor, place: Place) -> None:
-        """Compare the places of replicas once: one with other settings is astray."""
-        if host_may_act():
+    def _compare(
+        self, state: DeviceState, scale: Tensor, position: RankPosition
+    ) -> None:
+        """Compare the positions of replicas once: other settings are a desync."""
+        if can_touch_host():
             self._compared = True
-            words = say([], None, ledger, scale, place.number())
-            said = exchange(words, self._replicas)
-            astray = agreed_of(said, 2.0).astray
-            self.roll_call.note(said, astray, place, self._replicas)
+            payload = payload_of([], None, state, scale, position.number())
+            payloads = exchange(payload, self._replicas)
+            astray = agreed_of(payloads, 2.0).astray
+            self.desync.note(payloads, astray, position, self._replicas)
 
-    def _look_at(self, params: list[Tensor], key: int) -> Known:
+    def _inspect(self, params: list[Tensor], key: int) -> Known:
         given = self._given
         if given is None and self._always:
             given = torch.distributed.group.WORLD
-        spread = spread_of(params, given)
-        # Bare parameters may be those with a gradient, others on each rank.
-        shapes = "" if key == -1 else self._shapes(params, spread)
+        sharding = sharding_of(params, given)
+        # Bare parameters may be those with a gradient, which differ by rank.
+        shapes = "" if key == -1 else self._shapes(params, sharding)
         replicated = None
-        if spread is None and self._replicas is not None:
+        if sharding is None and self._replicas is not None:
             ranks = float(torch.distributed.get_world_size(self._replicas))
             copies = dict.fromkeys(map(id, params), ranks)
-            replicated = Spread(self._replicas, copies)
-        # A copy: the list may be the optimizer's own, which grows.
-        return Known(list(params), spread, replicated, shapes)
+            replicated = Sharding(self._replicas, copies)
+        # A copy: the list may be the optimizer's own, which may grow.
+        return Known(list(params), sharding, replicated, shapes)
 
-    def _shapes(self, params: list[Tensor], spread: Spread | None) -> str:
+    def _shapes(self, params: list[Tensor], sharding: Sharding | None) -> str:
         """Return the shapes of those parameters that all ranks have, as text."""
-        if spread is None:
+        if sharding is None:
             return _listed(params) if self._replicas is not None else ""
-        ranks = torch.distributed.get_world_size(spread.group)
+        ranks = torch.distributed.get_world_size(sharding.group)
         meshes = [getattr(param, "device_mesh", None) for param in params]
-        # What lies on a smaller mesh may be one stage of a pipeline.
+        # A smaller mesh may be one stage of a pipeline.
         pairs = zip(params, meshes, strict=True)
         return _listed([p for p, mesh in pairs if mesh and mesh.size() == ranks])
 

@@ -1,4 +1,4 @@
-"""Whether all ranks stand at the same place."""
+"""Detects ranks that are out of step."""
 
 import zlib
 from collections import deque
@@ -8,21 +8,20 @@ import torch
 from torch import Tensor
 
 from gradscale.errors import OrderError
-from gradscale.torch.device_state.flag import Flag
-from gradscale.torch.device_state.host_copy import LAG
+from gradscale.torch.device_state.async_copy import LAG, AsyncFlag
 from gradscale.torch.ranks.payload import REFUSES, SCALE, UPDATES
 
 
-class Place(NamedTuple):
-    """Where a rank stands when it speaks; the same on all ranks if all is well.
+class RankPosition(NamedTuple):
+    """The position of a rank in an exchange; the same on all ranks unless desynced.
 
     Attributes:
         settings: Those that every rank must have.
-        optimizer: Which of the scaler's optimizers it speaks of, in the order of their
-            first touch; -1 for bare parameters.
+        optimizer: The index of the optimizer, in the order of their first use; -1 for
+            bare parameters.
         shapes: Of those parameters that all ranks must have; "" if there are none.
-        reading: Which reading of these gradients this is since the last update.
-        clips: How many clips of this optimizer were asked for so far.
+        reading: The index of this read of its gradients since the last update.
+        clips: The number of clips of this optimizer so far.
         limit: (max_norm, norm_type) of the last of them, if any.
     """
 
@@ -34,65 +33,71 @@ class Place(NamedTuple):
     limit: tuple[float, float] | None = None
 
     def number(self) -> float:
-        """Return a number that differs where places differ."""
+        """Return a number that differs where positions differ."""
         if torch.compiler.is_compiling():
             # It would be a constant of the graph, and of this rank.
             return 0.0
         return float(zlib.crc32(repr(self).encode()))
 
 
-class RollCall:
-    """Notices that the ranks do not stand at the same place.
+class DesyncCheck:
+    """Raises in the same call on all ranks if they are out of step.
 
-    On the CPU at once. Elsewhere the first time at once and then late, on facts that
-    have arrived: in the same call on all ranks, because all hold the same facts.
+    On the CPU at once. Elsewhere the first time at once and then late, on flags that
+    have arrived: all ranks hold the same flags.
     """
 
     def __init__(self) -> None:
-        self._late: deque[tuple[Flag, Tensor, Place]] = deque()
+        self._late: deque[tuple[AsyncFlag, Tensor, RankPosition]] = deque()
         self._begun = False
 
-    def note(self, said: Tensor, astray: Tensor, place: Place, group: Any) -> None:
-        """Take down what the ranks have said; raise if they were apart.
+    def note(
+        self, payloads: Tensor, astray: Tensor, position: RankPosition, group: Any
+    ) -> None:
+        """Check one exchange.
 
         Args:
-            said: f64[ranks, WORDS].
-            astray: f32[], 1 if a rank stands elsewhere or refuses its gradients.
-            place: Of this rank.
+            payloads: f64[ranks, FIELDS].
+            astray: f32[], 1 if a rank is out of step or refuses its gradients.
+            position: Of this rank.
             group: The ranks.
 
         Raises:
-            OrderError: They do not stand at the same place.
+            OrderError: They are out of step.
         """
-        self._late.append((Flag.start(astray), said, place))
-        late = LAG if self._begun and said.device.type != "cpu" else 0
+        self._late.append((AsyncFlag(astray), payloads, position))
+        late = LAG if self._begun and payloads.device.type != "cpu" else 0
         self._begun = True
         while len(self._late) > late:
-            flag, said, place = self._late.popleft()
-            if flag.value():
+            flag, payloads, position = self._late.popleft()
+            if flag.is_set():
                 self._late.clear()
-                raise _apart(said.tolist(), place, group)
+                raise _apart(payloads.tolist(), position, group)
 
 
-def _apart(said: list[list[float]], place: Place, group: Any) -> OrderError:
+def _apart(
+    payloads: list[list[float]], position: RankPosition, group: Any
+) -> OrderError:
     """Return the error that names the ranks; all of them call it."""
     whole = torch.distributed.group.WORLD if group is None else group
     ranks = torch.distributed.get_process_group_ranks(whole)
-    refusing = [rank for rank, words in zip(ranks, said, strict=True) if words[REFUSES]]
+    refusing = [
+        rank for rank, payload in zip(ranks, payloads, strict=True) if payload[REFUSES]
+    ]
     if refusing:
         return OrderError(
             f"{_named(refusing).capitalize()} found gradients that cannot be used, and "
             "stopped. The others cannot step alone. Look at the error there.",
             code="GS111",
         )
-    places: list[Place] = [place] * len(ranks)
-    torch.distributed.all_gather_object(places, place, group=group)
+    positions: list[RankPosition] = [position] * len(ranks)
+    torch.distributed.all_gather_object(positions, position, group=group)
     facts = [
-        ["with " + ", ".join(map(repr, one.settings)) for one in places],
-        [f"at update {int(words[UPDATES])}" for words in said],
-        [f"at scale {words[SCALE]:g}" for words in said],
-        [f"in reading {one.reading} of {_called(one)}" for one in places],
-        [f"after {_clipped(one)} of {_called(one)}" for one in places],
+        ["with " + ", ".join(map(repr, one.settings)) for one in positions],
+        [f"at update {int(payload[UPDATES])}" for payload in payloads],
+        [f"at scale {payload[SCALE]:g}" for payload in payloads],
+        [f"in reading {one.reading} of {_called(one)}" for one in positions],
+        [f"after {_clipped(one)} of {_called(one)}" for one in positions],
     ]
     apart = next(seen for seen in facts if len(set(seen)) > 1)
     at = {
@@ -101,7 +106,7 @@ def _apart(said: list[list[float]], place: Place, group: Any) -> OrderError:
     }
     told = "; ".join(f"{_named(those)} {what}" for what, those in at.items())
     return OrderError(
-        f"The ranks do not stand at the same place: {told}. They would take different "
+        f"The ranks are out of step: {told}. They would take different "
         "decisions, or wait for one another for ever. Give every rank the same "
         "settings, load the same checkpoint on all of them, and call the scaler "
         "equally often and in the same order.",
@@ -114,17 +119,17 @@ def _named(ranks: list[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _called(place: Place) -> str:
-    if place.optimizer < 0:
+def _called(position: RankPosition) -> str:
+    if position.optimizer < 0:
         return "parameters"
-    shapes = f" (shapes {place.shapes})" if place.shapes else ""
-    return f"optimizer {place.optimizer}{shapes}"
+    shapes = f" (shapes {position.shapes})" if position.shapes else ""
+    return f"optimizer {position.optimizer}{shapes}"
 
 
-def _clipped(place: Place) -> str:
+def _clipped(position: RankPosition) -> str:
     """Return "no clip" or "3 clips, the last by max_norm=1.0, norm_type=2.0,"."""
-    if place.limit is None:
+    if position.limit is None:
         return "no clip"
-    max_norm, norm_type = place.limit
+    max_norm, norm_type = position.limit
     last = f"the last by max_norm={max_norm}, norm_type={norm_type},"
-    return f"{place.clips} clip{'s' if place.clips > 1 else ''}, {last}"
+    return f"{position.clips} clip{'s' if position.clips > 1 else ''}, {last}"

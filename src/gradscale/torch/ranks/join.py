@@ -28,7 +28,7 @@ class ScalerJoinHook(JoinHook):
     """
 
     def __init__(self, scaler: Any, group: Any) -> None:
-        if scaler._ranks.speak_always:
+        if scaler._ranks.always_exchange:
             raise ConfigError(
                 f"Join was given a {type(scaler).__name__} whose ranks decide together "
                 "in every step. A rank that has run out of data takes no part, and the "
@@ -39,7 +39,7 @@ class ScalerJoinHook(JoinHook):
             )
         self._scaler = scaler
         self._group = group
-        scaler._ranks.apart = True
+        scaler._ranks.detached = True
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """Take over the state of a rank that was among the last."""
@@ -51,4 +51,4 @@ class ScalerJoinHook(JoinHook):
         torch.distributed.broadcast_object_list(state, src=last, group=self._group)
         # On all of them: what is on its way to the host is dropped by all or by none.
         self._scaler.load_state_dict(state[0])
-        self._scaler._ranks.apart = False
+        self._scaler._ranks.detached = False

@@ -13,7 +13,7 @@ from gradscale.errors import ConfigError
 _FLATTENED = "_fsdp_flattened"
 
 
-class Spread(NamedTuple):
+class Sharding(NamedTuple):
     """How the gradients of an optimizer lie across ranks.
 
     Attributes:
@@ -27,7 +27,7 @@ class Spread(NamedTuple):
     copies: dict[int, float]
 
 
-def spread_of(params: Sequence[Any], given: Any = None) -> Spread | None:
+def sharding_of(params: Sequence[Any], given: Any = None) -> Sharding | None:
     """Return how the gradients of `params` lie across ranks; None if they do not.
 
     DTensors tell their mesh, FSDP1 marks its parameters. Ordinary parameters are taken
@@ -59,7 +59,7 @@ def spread_of(params: Sequence[Any], given: Any = None) -> Spread | None:
             return None
         whole = [p for p in params if _is_whole(p)] if flattened else []
         ranks = float(torch.distributed.get_world_size(given))
-        return Spread(given, dict.fromkeys(map(id, whole), ranks))
+        return Sharding(given, dict.fromkeys(map(id, whole), ranks))
     alike = {mesh: _alike(mesh) for mesh in {param.device_mesh for param in sharded}}
     group = _group_of({_root_of(mesh) for mesh in alike}) if given is None else given
     inside = torch.distributed.get_process_group_ranks(group)
@@ -72,18 +72,18 @@ def spread_of(params: Sequence[Any], given: Any = None) -> Spread | None:
         if key not in counted:
             counted[key] = float(_holders(alike[mesh], mesh.shape, cut, joined))
         copies[id(param)] = counted[key]
-    return Spread(group, copies)
+    return Sharding(group, copies)
 
 
-def ranks_are_there() -> bool:
+def is_distributed() -> bool:
     """Return whether there are other processes to decide with."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized()
 
 
-def lone() -> bool:
+def is_single_process() -> bool:
     """Return whether this process is the only one."""
-    return not ranks_are_there() or torch.distributed.get_world_size() == 1
+    return not is_distributed() or torch.distributed.get_world_size() == 1
 
 
 def replicas_of(model: Any) -> Any:

@@ -11,13 +11,13 @@ from gradscale.torch.tensor_list import GradSnapshot
 
 
 @contextmanager
-def handed_over(
+def lent(
     optimizer: Any,
     grad_scale: Tensor | None,
     found_inf: Tensor,
-    seen: GradSnapshot | None = None,
+    snapshot: GradSnapshot | None = None,
 ) -> Iterator[None]:
-    """Lend the optimizer its attributes for one step.
+    """Set `grad_scale` and `found_inf` on the optimizer for one step.
 
     A `grad_scale` that the user had set is used up by the step, as in torch, and given
     back if the step fails.
@@ -26,23 +26,23 @@ def handed_over(
         optimizer: A fused optimizer.
         grad_scale: f32[], what the gradients are divided by; None to leave them.
         found_inf: f32[], 1 to skip the step, else 0. The kernels test for exactly 1.
-        seen: Its gradients as they were just looked at; None if it cannot use them.
+        snapshot: Its gradients as they were just collected; None if it cannot use them.
     """
     preset = getattr(optimizer, "grad_scale", None)
     if preset is not None:
         grad_scale = preset if grad_scale is None else preset * grad_scale
     optimizer.grad_scale = grad_scale
     optimizer.found_inf = found_inf
-    if seen is not None:
-        optimizer.seen = seen
+    if snapshot is not None:
+        optimizer.grad_snapshot = snapshot
     done = False
     try:
         yield
         done = True
     finally:
         del optimizer.grad_scale, optimizer.found_inf
-        if seen is not None:
-            del optimizer.seen
+        if snapshot is not None:
+            del optimizer.grad_snapshot
         if preset is not None and not done:
             optimizer.grad_scale = preset
 

@@ -1,4 +1,4 @@
-"""The ways in which an optimizer is stepped; chosen here and nowhere else."""
+"""How an optimizer is stepped; decided here and nowhere else."""
 
 import inspect
 from collections.abc import Callable
@@ -12,17 +12,17 @@ from gradscale.torch.kernels import Kernels, usable
 from gradscale.torch.kernels.torch_fused_adam import stands_in
 
 
-class Way(Enum):
-    """How an optimizer learns of the scale and of a skip.
+class StepMode(Enum):
+    """How an optimizer gets the scale, and skips.
 
     OWN: Unscales, clips and skips in its own pass and leaves the gradients as they
         came. No host sync.
     FUSED: The same by PyTorch's protocol; it writes the unscaled gradients. No host
-        sync. For Adam and AdamW a kernel of gradscale's stands in, where it can. An
-        optimizer of gradscale's that writes back is stepped so too.
+        sync. For Adam and AdamW a kernel of gradscale replaces torch's where it can.
+        gradscale's own optimizers with `write_back` are stepped so too.
     OLDER: Takes the scaler itself as an argument, an older protocol.
-    FLAG: Knows nothing of scales: the gradients are unscaled for it, and the host
-        reads one flag before the step.
+    FLAG: Takes neither: the gradients are unscaled before, and the host reads one
+        flag.
     """
 
     OWN = "own"
@@ -49,12 +49,13 @@ class Path(NamedTuple):
 
 
 MEANING = {
-    Way.OWN: "the gradients are read once and used in one pass, without a host sync",
-    Way.FUSED: "the gradients are read once; PyTorch's fused kernel unscales, clips "
-    "and steps, without a host sync",
-    Way.OLDER: "the optimizer is given the scaler and does with it what it likes",
-    Way.FLAG: "the gradients are read and unscaled; the host reads one flag before the "
-    "step",
+    StepMode.OWN: "the gradients are read once and used in one pass, without a host "
+    "sync",
+    StepMode.FUSED: "the gradients are read once; PyTorch's fused kernel unscales, "
+    "clips and steps, without a host sync",
+    StepMode.OLDER: "the optimizer is given the scaler itself, and decides for itself",
+    StepMode.FLAG: "the gradients are read and unscaled; the host reads one flag "
+    "before the step",
 }
 WRITING_BACK = (
     "the gradients are read once and used in one pass, which also writes them "
@@ -72,14 +73,18 @@ def unscales_itself(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def way_of(optimizer: Any) -> Way:
+def mode_of(optimizer: Any) -> StepMode:
     """Return how the optimizer is to be stepped."""
     if not unscales_itself(optimizer):
-        return Way.FLAG
+        return StepMode.FLAG
     if getattr(optimizer, "write_back", None) is False:
-        return Way.OWN
+        return StepMode.OWN
     step = optimizer.step
-    return Way.OLDER if _wants_scaler(getattr(step, "__func__", step)) else Way.FUSED
+    return (
+        StepMode.OLDER
+        if _wants_scaler(getattr(step, "__func__", step))
+        else StepMode.FUSED
+    )
 
 
 @lru_cache
@@ -90,11 +95,11 @@ def _wants_scaler(step: Callable[..., Any]) -> bool:
 
 def path_of(optimizer: Any, kernels: Kernels, device: torch.device) -> Path:
     """Return the path of an optimizer whose gradients are on `device`."""
-    way = way_of(optimizer)
+    mode = mode_of(optimizer)
     name = "triton" if usable(kernels, device) else "plain"
-    meaning = MEANING[way]
-    if way is Way.FUSED and getattr(optimizer, "write_back", None) is True:
+    meaning = MEANING[mode]
+    if mode is StepMode.FUSED and getattr(optimizer, "write_back", None) is True:
         meaning = WRITING_BACK
-    elif way is Way.FUSED and stands_in(optimizer, kernels, device):
+    elif mode is StepMode.FUSED and stands_in(optimizer, kernels, device):
         meaning = STANDING_IN
-    return Path(way.value, name, meaning)
+    return Path(mode.value, name, meaning)

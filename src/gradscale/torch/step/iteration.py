@@ -1,4 +1,4 @@
-"""All that is open between two updates."""
+"""The steps of all optimizers between two updates."""
 
 import weakref
 from collections import defaultdict
@@ -10,47 +10,48 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from gradscale.torch.devices import moved
+from gradscale.torch.devices import to_device
 from gradscale.torch.grads.clip import Clip
 from gradscale.torch.grads.stats import largest
-from gradscale.torch.step.optimizer_step import OpenStep
+from gradscale.torch.step.dispatch import mode_of
+from gradscale.torch.step.optimizer_step import OptimizerStep
 
 
 def fresh_state() -> dict[str, Any]:
-    """Return the state of an optimizer that nothing was done for."""
+    """Return the entry of an optimizer in torch's table before its first call."""
     # Equal to torch's own, which torch.compile would refuse to call.
     return {"stage": OptState.READY, "found_inf_per_device": {}}
 
 
 def skip_of(
-    state: dict[str, Any], home: torch.device, judged: Tensor | None = None
+    flags: dict[Any, Tensor], step: OptimizerStep, home: torch.device
 ) -> Tensor:
-    """Return f32[], exactly 0 or 1, from the flags of all devices.
+    """Return f32[], exactly 0 or 1: the flags of all devices as one.
 
     Args:
-        state: The optimizer's own.
-        home: Where the answer goes.
-        judged: f32[], a flag that is known to be exactly 0 or 1.
+        flags: By device, as torch's table has them.
+        step: Its own decision is taken as it is.
+        home: The device of the result.
     """
-    given = list(state["found_inf_per_device"].values())
-    if len(given) == 1 and given[0] is judged and judged.device == home:
-        return judged
-    flags = [moved(flag.reshape(()), home) for flag in given]
-    # Flags may come from elsewhere and be sums: only 0 and 1 are understood.
-    return largest(flags).clamp(0.0, 1.0)
+    given = list(flags.values())
+    own = None if step.decision is None else step.decision.skip
+    if len(given) == 1 and given[0] is own and own.device == home:
+        return own
+    # Flags written by other code may be sums: only 0 and 1 are defined.
+    return largest([to_device(flag.reshape(()), home) for flag in given]).clamp(0, 1)
 
 
 class Carried(NamedTuple):
     """A step that an `update()` found unfinished.
 
     Attributes:
-        step: What was known of it.
+        step: All that is known of it.
         state: Its stage and flags.
         gradients: For each gradient, a weak reference and its version: a gradient
             that was replaced or written to is of another step.
     """
 
-    step: OpenStep
+    step: OptimizerStep
     state: dict[str, Any]
     gradients: list[tuple[weakref.ref[Tensor], int]]
 
@@ -69,36 +70,36 @@ class Iteration:
 
     Attributes:
         states: Torch's own table: stage and flags by the optimizer's id.
-        steps: What else is known, by the same key.
+        steps: Their steps, by the same key.
         params_clips: Clips of bare parameters, each with the ids of these.
         scaled: A loss was scaled since the last update.
-        losses: How many losses of one element these were.
+        losses: How many scalar losses were.
         settled: The steps behind the last outcome; empty before the first.
-        closed: The keys of the steps that the last update has closed, none if it only
+        closed: The keys of the steps that the last update has ended; none if it only
             set the scale.
     """
 
     def __init__(self) -> None:
-        self.settled: dict[int, OpenStep] = {}
+        self.settled: dict[int, OptimizerStep] = {}
         self.closed: set[int] = set()
         self._carried: dict[int, Carried] = {}
         self.renew()
 
     def renew(self) -> None:
-        """Forget everything that is open."""
+        """Forget everything since the last update."""
         self.states: dict[int, dict[str, Any]] = defaultdict(fresh_state)
-        self.steps: dict[int, OpenStep] = {}
+        self.steps: dict[int, OptimizerStep] = {}
         self.params_clips: list[tuple[frozenset[int], Clip]] = []
         self.scaled = False
         self.losses = 0
 
     def abandon(self) -> None:
-        """Forget also what an update has cut short."""
+        """Forget also the steps that an update found unfinished."""
         self._carried = {}
         self.renew()
 
-    def open(self, optimizer: Any, model: Any) -> OpenStep:
-        """Return the optimizer's step; one that an update cut short is taken up."""
+    def open(self, optimizer: Any, model: Any) -> OptimizerStep:
+        """Return the optimizer's step; an unfinished one continues."""
         key = id(optimizer)
         if key not in self.steps:
             carried = self._carried.pop(key, None)
@@ -108,14 +109,12 @@ class Iteration:
                     self.stage(carried.step) is OptState.UNSCALED
                 )
             else:
-                last = self.settled.get(key)
-                read = None if last is None else last.reading
-                before = None if read is None else read.params
-                self.steps[key] = OpenStep(optimizer, (model, optimizer), before)
+                sources = (model, optimizer)
+                self.steps[key] = OptimizerStep(optimizer, sources, mode_of(optimizer))
         return self.steps[key]
 
-    def take_up(self, params: list[Tensor], model: Any) -> None:
-        """Take up every step that an update cut short and that has such parameters."""
+    def resume(self, params: list[Tensor], model: Any) -> None:
+        """Continue every unfinished step that has such parameters."""
         wanted = {id(param) for param in params}
         for carried in list(self._carried.values()):
             if not wanted.isdisjoint(id(param) for param in carried.step.params()):
@@ -129,12 +128,12 @@ class Iteration:
         if not self.steps:
             self.renew()
 
-    def stage(self, step: OpenStep) -> OptState:
-        """Return how far the step has come."""
+    def stage(self, step: OptimizerStep) -> OptState:
+        """Return the stage of the step, as torch names it."""
         return self.states[id(step.optimizer)]["stage"]
 
-    def seen_in_last(self, params: list[Tensor]) -> bool:
-        """Return whether the last update closed steps of all these parameters."""
+    def ended_in_last(self, params: list[Tensor]) -> bool:
+        """Return whether the last update ended steps of all these parameters."""
         closed = {
             id(param)
             for key, step in self.settled.items()
@@ -143,12 +142,14 @@ class Iteration:
         }
         return closed.issuperset(id(param) for param in params)
 
-    def params_clip_of(self, step: OpenStep) -> Clip | None:
+    def params_clip_of(self, step: OptimizerStep) -> Clip | None:
         """Return the clips of bare parameters that count for this step, as one."""
-        clips = [c for ids, c in self.params_clips if self.concerns(ids, step)]
+        if not self.params_clips:
+            return None
+        clips = [clip for ids, clip in self.params_clips if self.affects(ids, step)]
         return reduce(lambda earlier, clip: clip.after(earlier), clips, None)
 
-    def concerns(self, ids: frozenset[int], step: OpenStep) -> bool:
+    def affects(self, ids: frozenset[int], step: OptimizerStep) -> bool:
         """Return whether parameters are of this step, or of no optimizer known here.
 
         Those may have been copied to the parameters of any.
@@ -160,7 +161,7 @@ class Iteration:
             _has_any(other, ids) for other in known if other.optimizer is not None
         )
 
-    def unscaled(self) -> list[OpenStep]:
+    def unscaled(self) -> list[OptimizerStep]:
         """Return the steps whose gradients are unscaled and not yet used."""
         return [s for s in self.steps.values() if self.stage(s) is OptState.UNSCALED]
 
@@ -173,16 +174,15 @@ class Iteration:
         ]
         return params_of(self.unscaled() + clipped)
 
-    def also_skip(self, step: OpenStep, found: Tensor) -> None:
-        """Skip a step that was looked at before, if `found` says so."""
-        earlier = step.norm_found
-        step.norm_found = found if earlier is None else torch.maximum(found, earlier)
+    def also_skip(self, step: OptimizerStep, found: Tensor) -> None:
+        """Skip a step that was decided before, where `found` is 1."""
+        step.also_skip(found)
         flags = self.states[id(step.optimizer)]["found_inf_per_device"]
         for device, flag in flags.items():
-            flags[device] = torch.maximum(flag, moved(found, device))
+            flags[device] = torch.maximum(flag, to_device(found, device))
 
     def end(self, used_scale: Tensor) -> None:
-        """Close what has stepped or was unscaled; carry over what was not used."""
+        """End the steps that were unscaled or taken; carry over the others."""
         touched = [
             key
             for key, state in self.states.items()
@@ -192,10 +192,12 @@ class Iteration:
             self._carry(used_scale)
         self.closed = set(touched)
         if touched:
-            self.settled = {key: self.steps.get(key) or OpenStep() for key in touched}
-            for key in touched:
-                # Only the reading is looked at later: let go of the gradients.
-                self.settled[key].gradients = None
+            self.settled = {
+                key: self.steps.get(key) or OptimizerStep() for key in touched
+            }
+            for step in self.settled.values():
+                # Only the statistics are read later: let go of the gradients.
+                step.snapshot = None
         self.renew()
 
     def _carry(self, used_scale: Tensor) -> None:
@@ -208,25 +210,25 @@ class Iteration:
         self._carried = kept
 
 
-def _has_any(step: OpenStep, ids: frozenset[int]) -> bool:
+def _has_any(step: OptimizerStep, ids: frozenset[int]) -> bool:
     return not ids.isdisjoint(map(id, step.params()))
 
 
-def params_of(steps: list[OpenStep]) -> list[Tensor]:
-    """Return the parameters whose gradients the steps have gathered."""
+def params_of(steps: list[OptimizerStep]) -> list[Tensor]:
+    """Return the parameters whose gradients the steps have collected."""
     return [
         param
         for step in steps
         for param in (
-            # A step that was carried over has let go of what it had gathered.
+            # A step that was carried over has let go of its snapshot.
             [p for p in step.params() if p.grad is not None]
-            if step.gradients is None
-            else step.gradients.params
+            if step.snapshot is None
+            else step.snapshot.params
         )
     ]
 
 
-def _carried(step: OpenStep, state: dict[str, Any], used_scale: Tensor) -> Carried:
+def _carried(step: OptimizerStep, state: dict[str, Any], used_scale: Tensor) -> Carried:
     if step.scale is None:
         step.scale = used_scale.clone()
     grads = [param.grad for param in step.params()]

@@ -1,8 +1,11 @@
-"""One optimizer's step, from the first touch to the update."""
+"""The step of one optimizer between two updates.
 
-from collections.abc import Iterable
+Its stages: collected (`snapshot`), read (`stats`), decided (`decision`), then unscaled
+in place or stepped on. Each stage takes what the one before it left.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import reduce
 from operator import attrgetter
 from typing import Any
 
@@ -11,283 +14,321 @@ from torch import Tensor
 
 from gradscale.errors import GradientError
 from gradscale.torch import tensor_list
-from gradscale.torch.device_state.flag import Flag
-from gradscale.torch.devices import moved
+from gradscale.torch.device_state.async_copy import AsyncFlag
 from gradscale.torch.grads.clip import Clip
-from gradscale.torch.grads.collect import gather
-from gradscale.torch.grads.stats import Reading, largest, read
-from gradscale.torch.kernels.decision import Decision
-from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.grads.collect import collect
+from gradscale.torch.grads.stats import GradStats, read
+from gradscale.torch.grads.unscale import inverse, multiply_
+from gradscale.torch.kernels.grad_reader import GradReader
+from gradscale.torch.kernels.reference import Decision
 from gradscale.torch.names import names_of
-from gradscale.torch.ranks.consensus import Voice
-from gradscale.torch.tensor_list import GradSnapshot
+from gradscale.torch.ranks.consensus import RankChannel
+from gradscale.torch.step.dispatch import StepMode
+from gradscale.torch.tensor_list import GradSnapshot, Numbers
 
 _GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
 
 
 @dataclass
-class OpenStep:
+class OptimizerStep:
     """One optimizer's step before `update()`.
 
     Attributes:
-        optimizer: Whose step it is; None if only its flags are known.
-        names: Where its parameters' names are looked up.
-        params_before: Those of the gradients of its last step, if there was one.
-        reader: What reads its gradients by kernels; None for plain operations.
-        voice: How to speak to the ranks that decide together; None for one alone.
-        furnished: Reader and voice are there, as far as there are any.
-        gradients: As last gathered; None before that.
-        accepts_fp16: They were gathered with f16 ones accepted.
-        reading: What they showed when they were last read.
+        optimizer: The optimizer; None if only its flags are known.
+        name_sources: Where its parameters' names are looked up.
+        mode: How the optimizer is stepped.
+        reader: Reads its gradients by kernels; None for plain operations.
+        channel: Exchanges statistics with the ranks that decide together; None for one
+            alone.
+        snapshot: The gradients as last collected; None before that.
+        accepts_fp16: They were collected with f16 ones accepted.
+        scale: f32[], the scale of the gradients: that which multiplied their loss. Set
+            where it is not the one that multiplied the last loss.
+        stats: Their statistics, as last read; None if there is no gradient.
+        clip: The clip that waits to be folded into the step, or was applied.
+        decision: What follows from all of these; None until it is asked for.
         versions: The version of each gradient after it was unscaled or stepped on;
             None while it is as backward left it.
-        wrappers: The versions of `gradients.wrapped`, taken along with the others.
+        wrapper_versions: The versions of `snapshot.wrapped`, likewise.
         leftover: (skip, scale), f32[] each: where skip is 1 the gradients are still
             scaled, as a fused optimizer leaves them that skipped, and one of our own
             in any case. None if they are unscaled in any case.
-        just_read: The reading is of this very call: nobody can have changed anything.
-        decision: What a kernel has made of the reading and of `clip`.
-        clip: The clip that waits to be folded into the step, or was applied.
-        found: f32[], 1 if an element was not finite on any rank, else 0.
-        norm_found: f32[], 1 if a norm was not usable on any rank, else 0.
-        amax: f32[], the largest magnitude on any rank.
-        multiplier: f32[], what the gradients were or were to be multiplied by.
-        divisor: f32[], what an optimizer that unscales itself is to divide by; None
-            before it was judged.
-        scale: f32[], the scale behind the gradients where it is not the one that
-            multiplied the last loss.
-        unscaled_before: It was unscaled before an update, and is taken up after it.
-        skip: f32[], exactly 1 if the step is to be skipped, else 0, as it was judged;
-            None if that is not known.
-        flag: The decision on its way to the host, for an optimizer that must be told.
+        unscaled_before: It was unscaled before an update, and continues after it.
+        flag: The skip on its way to the host, for an optimizer that cannot skip by
+            itself.
     """
 
     optimizer: Any = None
-    names: tuple[Any, ...] = ()
-    params_before: list[Tensor] | None = None
-    reader: Reader | None = None
-    voice: Voice | None = None
-    furnished: bool = False
-    gradients: GradSnapshot | None = None
+    name_sources: tuple[Any, ...] = ()
+    mode: StepMode = StepMode.FLAG
+    reader: GradReader | None = None
+    channel: RankChannel | None = None
+    snapshot: GradSnapshot | None = None
     accepts_fp16: bool = False
-    reading: Reading | None = None
-    just_read: bool = False
-    versions: tensor_list.Numbers | None = None
-    wrappers: list[int] | None = None
-    leftover: tuple[Tensor, Tensor] | None = None
-    decision: Decision | None = None
-    clip: Clip | None = None
-    found: Tensor | None = None
-    norm_found: Tensor | None = None
-    amax: Tensor | None = None
-    multiplier: Tensor | None = None
-    divisor: Tensor | None = None
     scale: Tensor | None = None
+    stats: GradStats | None = None
+    clip: Clip | None = None
+    decision: Decision | None = None
+    versions: Numbers | None = None
+    wrapper_versions: list[int] | None = None
+    leftover: tuple[Tensor, Tensor] | None = None
     unscaled_before: bool = False
-    skip: Tensor | None = None
-    flag: Flag | None = None
+    flag: AsyncFlag | None = None
 
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer, not to be changed."""
         groups = self.optimizer.param_groups
-        # The usual optimizer has one group: its list is looked at as it is.
+        # The usual optimizer has one group: its list is used as it is.
         if len(groups) == 1 and isinstance(groups[0]["params"], list):
             return groups[0]["params"]
         return [param for group in groups for param in group["params"]]
 
     def read(
-        self, *, allow_fp16: bool, home: torch.device, norm_type: float | None = None
-    ) -> GradSnapshot:
-        """Bring the reading up to date; one that still holds is kept."""
-        gradients, held = self.gradients, self.reading
-        if gradients is None or held is None or not self._untouched(allow_fp16):
-            gradients = self._gather(allow_fp16)
-            self.gradients, self.accepts_fp16 = gradients, allow_fp16
-            self.wrappers = _versions_of(gradients.wrapped)
+        self,
+        scale_of: Callable[["OptimizerStep"], Tensor],
+        *,
+        allow_fp16: bool,
+        norm_type: float | None = None,
+        max_norm: float | None = None,
+    ) -> Tensor:
+        """Collect and read the gradients; statistics that still hold are kept.
+
+        Args:
+            scale_of: Returns f32[], the scale of the gradients once they are collected.
+            allow_fp16: Accept f16 gradients.
+            norm_type: Also compute the norm of this order.
+            max_norm: A kernel may decide on a clip to this 2-norm along with the read.
+
+        Returns:
+            f32[], the scale of the gradients.
+        """
+        snapshot, held = self.snapshot, self.stats
+        if snapshot is None or held is None or not self._is_untouched(allow_fp16):
+            snapshot = self._collect(allow_fp16)
+            self.snapshot, self.accepts_fp16 = snapshot, allow_fp16
+            self.wrapper_versions = _versions_of(snapshot.wrapped)
         elif norm_type is None:
-            return gradients
+            return scale_of(self)
         elif self.versions is None:
-            # As backward left them: what was read of them still holds.
+            # As backward left them: their statistics still hold.
             known = held.with_norm(norm_type)
             if known is not None:
-                self.reading = known
-                return gradients
-        self.reading = self.decision = None
-        # A further exchange costs more than a norm that nobody asks for.
-        order = 2.0 if norm_type is None and self.voice is not None else norm_type
-        if gradients.tensors:
-            self.reading = read(gradients, home, order, self.reader)
-        if self.voice is not None and order is not None:
+                self.stats, self.decision = known, None
+                return scale_of(self)
+        scale = scale_of(self)
+        self.stats = self.decision = None
+        # With other ranks always 2: a further exchange costs more than the norm.
+        order = 2.0 if norm_type is None and self.channel is not None else norm_type
+        if snapshot.tensors:
+            limit = max_norm if self.clip is None else None
+            self.stats = read(snapshot, scale.device, order, self.reader, scale, limit)
+            self.decision = self.stats.decision
+        if self.channel is not None and order is not None:
             # A rank without gradients still takes part: the others would wait for it.
-            mine = self.reading or Reading([], [], home, order)
-            self.reading = self.voice.agree(mine, order)
-        return gradients
+            mine = self.stats or GradStats([], [], scale.device, order)
+            self.stats = self.channel.agree(mine, order)
+            self.decision = None
+        return scale
 
-    def _gather(self, allow_fp16: bool) -> GradSnapshot:
-        voice, params = self.voice, self.params()
+    def _collect(self, allow_fp16: bool) -> GradSnapshot:
+        channel, params = self.channel, self.params()
         try:
-            found = gather(
+            found = collect(
                 params,
                 allow_fp16=allow_fp16,
-                names=self.names,
-                copies=None if voice is None else voice.copies,
+                names=self.name_sources,
+                copies=None if channel is None else channel.copies,
             )
         except GradientError:
-            if voice is not None:
-                voice.refuse()
+            if channel is not None:
+                channel.refuse()
             raise
         # In this order: torch.compile of PyTorch 2.11 cannot tell lists apart.
         if torch.compiler.is_compiling() or found.params is not params:
             return found
-        # The list of a group may be changed before a failed step is told of. A copy of
-        # thousands that other threads have just looked at takes 0.1 ms.
-        before = self.params_before
-        kept = before if before and tensor_list.same(before, params) else list(params)
-        return found._replace(params=kept)
+        # A copy: the list of a group may be changed before the outcome is read.
+        return found._replace(params=list(params))
 
     def unscaled_norm(self, norm_type: float) -> Tensor | None:
         """Return the norm of gradients that were unscaled, if all ranks know it.
 
         None if a gradient was touched since, or another norm was taken before.
         """
-        reading = None if self.reading is None else self.reading.with_norm(norm_type)
-        if reading is None or reading.agreed is None or self.multiplier is None:
+        stats = None if self.stats is None else self.stats.with_norm(norm_type)
+        if stats is None or stats.agreed is None or self.decision is None:
             return None
-        if not self._are_gathered(self.versions):
+        if not self._is_snapshot(self.versions):
             return None
-        return reading.agreed.norm * self.multiplier
+        return stats.agreed.norm * self.decision.multiplier
 
-    def decide(self, scale: Tensor, max_norm: float | None) -> Decision | None:
-        """Let one kernel make all of the reading, if it can; return what it made.
+    def decide(
+        self, scale: Tensor, *, divide: bool, inv_scale: Tensor | None = None
+    ) -> Decision:
+        """Return the decision on the gradients that were read. No host sync.
 
         Args:
-            scale: f32[], the scale behind the gradients.
-            max_norm: Also clip by this 2-norm; None without a clip.
+            scale: f32[], the scale of the gradients.
+            divide: The optimizer divides by `grad_scale`; else they are multiplied by
+                `multiplier`, which may differ in the last bit.
+            inv_scale: f32[], what to multiply by instead of `1 / scale`.
         """
-        self.decision = None
-        facts = None if self.reading is None else self.reading.lone_facts()
-        if self.clip is None and facts is not None and self.reader is not None:
-            self.decision = self.reader.decide(facts, scale, max_norm)
-        if self.decision is not None and max_norm is not None:
-            made = self.decision
-            self.clip = Clip(made.norm, made.coef, made.norm_found)
+        if self.decision is None:
+            clip, stats = self.clip, self.stats
+            multiplier = inverse(scale) if inv_scale is None else inv_scale
+            grad_scale = scale
+            if clip is not None:
+                multiplier, grad_scale = multiplier * clip.coef, scale / clip.coef
+            if stats is None:
+                # Gradients without an element.
+                found = amax = torch.zeros_like(scale)
+            else:
+                factor = grad_scale if divide else multiplier
+                found, amax = stats.found(factor, divide=divide), stats.amax()
+            norm_found = None if clip is None else clip.found
+            self.decision = Decision(
+                found=found,
+                norm_found=norm_found,
+                skip=found if norm_found is None else found.maximum(norm_found),
+                amax=amax,
+                norm=None if clip is None else clip.norm,
+                coef=None if clip is None else clip.coef,
+                multiplier=multiplier,
+                grad_scale=grad_scale,
+            )
         return self.decision
 
-    def _untouched(self, allow_fp16: bool) -> bool:
-        """Return whether the gradients are the very ones that were gathered last."""
-        assert self.gradients is not None
+    def take_clip(self, made: Decision) -> Tensor:
+        """Take the clip that a kernel has decided on; return the norm."""
+        norm, coef, found = made.norm, made.coef, made.norm_found
+        assert norm is not None
+        assert coef is not None
+        assert found is not None
+        self.clip = Clip(norm, coef, found)
+        return norm
+
+    def add_clip(self, clip: Clip, *, unscaled: bool) -> None:
+        """Fold a clip into the step; unscaled gradients are clipped at once."""
+        self.clip = clip.after(self.clip)
+        if not unscaled:
+            self.decision = None
+            return
+        assert self.snapshot is not None
+        multiply_(self.snapshot.tensors, clip.coef, self.snapshot.kind)
+        self.clip = self.clip.applied()
+        self.mark_used()
+
+    def also_skip(self, found: Tensor) -> None:
+        """Skip a step that was decided before, where `found` is 1."""
+        if self.decision is not None:
+            made, bad = self.decision, found
+            if made.norm_found is not None:
+                bad = torch.maximum(made.norm_found, found)
+            skip = torch.maximum(made.skip, found)
+            self.decision = made._replace(norm_found=bad, skip=skip)
+
+    def _is_untouched(self, allow_fp16: bool) -> bool:
+        """Return whether the gradients are the very ones that were collected last."""
+        assert self.snapshot is not None
         if self.accepts_fp16 > allow_fp16:
             return False
-        return self._are_gathered(self.gradients.versions)
+        return self._is_snapshot(self.snapshot.versions)
 
-    def _are_gathered(self, versions: tensor_list.Numbers | None) -> bool:
-        """Return whether the gradients are those gathered, and of these versions."""
-        last = self.gradients
+    def _is_snapshot(self, versions: Numbers | None) -> bool:
+        """Return whether the gradients are those collected, and of these versions."""
+        last = self.snapshot
         if last is None or versions is None or torch.compiler.is_compiling():
             return False
         params = self.params()
         if last.wrapped is None:
-            return tensor_list.untouched(params, last.tensors, last.addresses, versions)
-        # A write to a DTensor is told by itself, not by its local part.
+            return tensor_list.are_grads(params, last, versions)
+        # A write to a DTensor is counted by itself, not by its local part.
         present = [grad for grad in map(_GRAD, params) if grad is not None]
         return (
             tensor_list.same(present, last.wrapped)
             and tensor_list.addresses(last.tensors) == last.addresses
             and tensor_list.versions(last.tensors) == versions
-            and _versions_of(last.wrapped) == self.wrappers
+            and _versions_of(last.wrapped) == self.wrapper_versions
         )
 
-    def look(
-        self,
-        multiplier: Tensor,
-        found_inf: Tensor | None,
-        *,
-        grad_scale: Tensor | None,
-        params_clip: Clip | None,
-    ) -> dict[torch.device, Tensor]:
-        """Judge the reading; return whether to skip, for each of the devices.
-
-        Args:
-            multiplier: f32[] or f32[1], what the gradients are or will be multiplied
-                by; what overflows by it counts as not finite.
-            found_inf: f32[] or f32[1], 1 if the step is to be skipped anyway; None is
-                0.
-            grad_scale: f32[], what the optimizer will divide by, if it does so itself.
-            params_clip: A clip of bare parameters, which may ask for a skip too.
-
-        Returns:
-            f32 of `found_inf`'s shape, 0 or 1; nothing if there is no gradient at all.
-        """
-        gradients = self.gradients
-        assert gradients is not None
-        if gradients.present == 0 and self.voice is None:
-            return {}
-        self.multiplier = multiplier if multiplier.dim() == 0 else multiplier.view(())
-        made = self.decision
-        if made is not None and multiplier is not made.multiplier:
-            made = None
-        if self.reading is None:
-            self.found = self.amax = torch.zeros_like(self.multiplier)
-        elif made is not None:
-            self.found, self.amax = made.found, made.amax
-        else:
-            divide = grad_scale is not None
-            factor = self.multiplier if grad_scale is None else grad_scale
-            self.found = self.reading.found(factor, divide=divide)
-            self.amax = self.reading.amax()
-        clips = [clip.found for clip in (self.clip, params_clip) if clip is not None]
-        self.norm_found = largest(clips) if clips else None
-        if made is not None and params_clip is found_inf is None:
-            self.skip = made.skip
-            return {made.skip.device: made.skip}
-        flags = [f for f in (self.found, self.norm_found, found_inf) if f is not None]
-        found = reduce(torch.maximum, flags)
-        # Flags from elsewhere may be sums.
-        self.skip = found if found_inf is None else None
-        devices = () if self.reading is None else self.reading.devices
-        return {device: moved(found, device) for device in devices or (found.device,)}
-
-    def seen(self) -> GradSnapshot | None:
-        """Return the gradients for an optimizer that need not look again."""
-        found = self.gradients
-        if found is None or found.kind is None:
-            return None
-        return found
-
-    def close(
+    def mark_used(
         self, leftover: tuple[Tensor, Tensor] | None = None, *, written: bool = True
     ) -> None:
         """Note that the gradients are unscaled from here on, but for `leftover`.
 
         Args:
             leftover: See the attribute.
-            written: Somebody may have written to them since they were gathered.
+            written: They may have been written to since they were collected.
         """
         self.leftover = leftover
-        if self.gradients is not None and not torch.compiler.is_compiling():
-            self.versions = self.gradients.versions
+        if self.snapshot is not None and not torch.compiler.is_compiling():
+            self.versions = self.snapshot.versions
             if written:
-                self.versions = tensor_list.versions(self.gradients.tensors)
-                self.wrappers = _versions_of(self.gradients.wrapped)
+                self.versions = tensor_list.versions(self.snapshot.tensors)
+                self.wrapper_versions = _versions_of(self.snapshot.wrapped)
+
+    def unscale_(self, others: Iterable["OptimizerStep"], multiplier: Tensor) -> None:
+        """Multiply the gradients in place; those that another step unscaled stay.
+
+        Raises:
+            GradientError: One of them was unscaled with another optimizer and written
+                to since, so whether it is scaled is not known.
+        """
+        assert self.snapshot is not None
+        unscaled = {
+            tensor.data_ptr(): (version, other.leftover)
+            for other in others
+            if other.snapshot is not None and other.versions is not None
+            for tensor, version in zip(
+                other.snapshot.tensors, other.versions, strict=True
+            )
+        }
+        if not unscaled:
+            multiply_(self.snapshot.tensors, multiplier, self.snapshot.kind)
+            self.mark_used()
+            return
+        fresh, rest = [], []
+        pairs = zip(self.snapshot.params, self.snapshot.tensors, strict=True)
+        for param, tensor in pairs:
+            version, leftover = unscaled.get(tensor.data_ptr(), (None, None))
+            if version is None:
+                fresh.append(tensor)
+            elif version != tensor._version:
+                raise _two_owners(names_of([param], self.name_sources)[0])
+            elif leftover is not None:
+                rest.append((tensor, leftover))
+        multiply_(fresh, multiplier)
+        for tensor, (skip, scale) in rest:
+            multiply_([tensor], torch.where(skip == 0.0, 1.0, inverse(scale)))
+        self.mark_used()
 
     def culprits(self) -> list[str]:
         """Return the names of the parameters that were not finite. Syncs."""
-        if self.reading is None or self.multiplier is None:
+        if self.stats is None or self.decision is None:
             return []
-        return names_of(self.reading.culprits(self.multiplier), self.names)
+        bad = self.stats.culprits(self.decision.multiplier)
+        return names_of(bad, self.name_sources)
 
-    def shares_with(self, others: Iterable["OpenStep"]) -> bool:
+    def shares_with(self, others: Iterable["OptimizerStep"]) -> bool:
         """Return whether another step has unscaled gradients of this optimizer."""
-        closed = [
+        used = [
             id(param)
             for other in others
-            if other.versions is not None and other.gradients is not None
-            for param in other.gradients.params
+            if other.versions is not None and other.snapshot is not None
+            for param in other.snapshot.params
         ]
-        if not closed:
+        if not used:
             return False
-        return not {id(param) for param in self.params()}.isdisjoint(closed)
+        return not {id(param) for param in self.params()}.isdisjoint(used)
 
 
 def _versions_of(tensors: list[Tensor] | None) -> list[int] | None:
     return None if tensors is None else list(map(_VERSION, tensors))
+
+
+def _two_owners(name: str) -> GradientError:
+    return GradientError(
+        f"{name} belongs to two optimizers; its gradient was unscaled with the first "
+        "and written to since. Whether it is scaled now cannot be determined. Call "
+        "update() between the two steps, or give each parameter to one optimizer.",
+        code="GS106",
+    )

@@ -1,18 +1,50 @@
-"""What became of the steps: accounts in, outcomes and counts out."""
+"""Builds `scaler.last` and the step counters from the per-optimizer state."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gradscale.core.formatting import power
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.records import StepRecord
 from gradscale.torch.device_state.layout import Account, record_of
-from gradscale.torch.step.counting import StepCount
-from gradscale.torch.step.optimizer_step import OpenStep
+from gradscale.torch.step.optimizer_step import OptimizerStep
+
+
+class StepCount(int):
+    """A count over all optimizers; indexing it gives the count of one.
+
+    >>> adam, sgd = object(), object()
+    >>> count = StepCount(3, {id(adam): 2, id(sgd): 1})
+    >>> count + 1, count[adam]
+    (4, 2)
+    """
+
+    _each: Mapping[int, int]
+
+    def __new__(cls, total: int, each: Mapping[int, int]) -> "StepCount":
+        count = super().__new__(cls, total)
+        count._each = each
+        return count
+
+    def __getitem__(self, optimizer: Any) -> int:
+        """Return the count of one optimizer; 0 before its first step."""
+        return self._each.get(id(optimizer), 0)
+
+
+def postfix(scale: float, skipped: int, updates: int) -> str:
+    """Return the scale and the skips in a few characters.
+
+    >>> postfix(2.0**14, 3, 4182)
+    'S=2^14 skipped 3/4182'
+    """
+    return f"S={power(scale)} skipped {skipped}/{updates}"
 
 
 def outcome_of(
-    total: Account, accounts: Mapping[int, Account], settled: Mapping[int, OpenStep]
+    total: Account,
+    accounts: Mapping[int, Account],
+    settled: Mapping[int, OptimizerStep],
 ) -> StepOutcome:
     """Return the outcome of the last update. No host sync.
 
@@ -31,7 +63,7 @@ def outcome_of(
 
 def _outcome(
     account: Account,
-    steps: Sequence[OpenStep],
+    steps: Sequence[OptimizerStep],
     parts: Mapping[int, StepOutcome] | None = None,
 ) -> StepOutcome:
     # Copies: the next update writes into the same tensors.
@@ -51,8 +83,8 @@ def count_of(total: Account, accounts: Mapping[int, Account], place: int) -> Ste
     return StepCount(total.counts()[place], each)
 
 
-class DisabledBook:
-    """The steps of a scaler that is turned off: each one is taken."""
+class DisabledCounter:
+    """Counts the steps of a disabled scaler: each one is taken."""
 
     def __init__(self) -> None:
         self._updates = 0

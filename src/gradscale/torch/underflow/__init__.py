@@ -1,1 +1,1 @@
-"""Measures what float16 loses of the gradients."""
+"""Measures how many gradient elements underflow in float16."""

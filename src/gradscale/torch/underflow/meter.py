@@ -1,4 +1,4 @@
-"""The underflow meter: what float16 does to the gradients, sampled now and then."""
+"""Samples exponent histograms of the gradients every N-th step."""
 
 import sys
 from collections import deque
@@ -10,50 +10,48 @@ from torch import Tensor, nn
 
 from gradscale.errors import ConfigError
 from gradscale.runfile.thinning import due
-from gradscale.torch.device_state.host_copy import LAG
-from gradscale.torch.device_state.late import Late
+from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
 from gradscale.torch.grads.read_plain import peaks_on_host
-from gradscale.torch.grads.stats import Reading, by_kind
+from gradscale.torch.grads.stats import GradStats, by_kind
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.counters import Counter
 from gradscale.torch.names import apart, names_of
 from gradscale.torch.tensor_list import GradSnapshot
 from gradscale.torch.underflow.activations import HALF, ActivationGradients
-from gradscale.torch.underflow.sample import Taken, UnderflowSample
+from gradscale.torch.underflow.sample import PendingSample, UnderflowSample
 
 
 class Meter:
-    """Samples what float16 does to the gradients, every N-th step.
+    """Samples exponent histograms of the gradients, every N-th step.
 
-    In a step that is not sampled it costs one addition and one comparison. In one
-    that is, the gradients are read once more. No host sync: counts are copied to the
-    host behind the step and handed over two updates later.
+    A step that is not sampled costs one addition and one comparison; a sampled one
+    reads the gradients once more. No host sync: the counts are copied to the host
+    asynchronously and returned `LAG` updates later.
 
-    >>> from gradscale.torch.grads.collect import gather
+    >>> from gradscale.torch.grads.collect import collect
     >>> weight = torch.nn.Parameter(torch.zeros(4))
-    >>> meter = Meter(every=10)
+    >>> meter, samples = Meter(every=10), []
     >>> for step in (1, 2, 3):
     ...     weight.grad = torch.tensor([0.0, 2.0**-30, 2.0**-20, 1.0])
     ...     if meter.wanted:
-    ...         meter.sample(gather([weight], allow_fp16=False), torch.tensor(8.0))
-    ...     if meter.turn():
-    ...         samples = meter.due()
-    >>> [(sample.step, sample.scale) for sample in samples]
-    [(1, 8.0)]
-    >>> samples[0].whole.lost, samples[0].whole.zero_share
-    (0.3333333333333333, 0.5)
+    ...         meter.sample(collect([weight], allow_fp16=False), torch.tensor(8.0))
+    ...     samples.append(meter.end_step())
+    >>> samples[:2]
+    [None, None]
+    >>> samples[2].step, samples[2].scale, samples[2].whole.lost
+    (1, 8.0, 0.3333333333333333)
 
     Args:
-        every: The distance of the steps to sample; None to sample none. Before the
-            first of them, steps that are a power of two are sampled, so that a short
-            run has samples too.
-        names: Modules and optimizers that know names of parameters.
+        every: Sample every `every`-th step; None to sample none. Before the first of
+            them, steps that are a power of two are sampled, so that a short run has
+            samples too.
+        names: Modules and optimizers that name the parameters.
         kernels: As for the scaler.
 
     Attributes:
-        step: How many steps have ended.
-        wanted: The step that is under way is to be sampled.
-        busy_at: The step at whose end there is something to do.
+        step: Number of steps that have ended.
+        wanted: The current step is to be sampled.
+        busy_at: The next step at whose end there is work to do.
     """
 
     def __init__(
@@ -64,8 +62,8 @@ class Meter:
     ) -> None:
         if every is not None and every < 1:
             raise ConfigError(
-                f"every={every} is no distance between steps. Every every-th step is "
-                "sampled, so it must be 1 or more. Pass 100.",
+                f"every={every} is not an interval. The meter samples every every-th "
+                "step, so it must be 1 or more. Pass 100.",
                 code="GS101",
             )
         self.step = 0
@@ -74,47 +72,41 @@ class Meter:
         self._names = tuple(names)
         self._kernels = kernels
         self._counter = Counter(kernels)
-        self._watched: list[ActivationGradients] = []
-        self._taken: Taken | None = None
-        self._posted: deque[Taken] = deque()
+        self._activations: list[ActivationGradients] = []
+        self._current: PendingSample | None = None
+        self._pending: deque[PendingSample] = deque()
         self._begin_step()
 
     def start(self, step: int) -> None:
-        """Count from here on; what was sampled and not handed over is dropped.
+        """Set the step count and drop pending samples.
 
         Args:
-            step: How many steps have ended: those of a run that is resumed. If it is
-                the present count, nothing is changed.
+            step: Number of steps that have ended, for a run that is resumed. If it is
+                the present count, nothing changes.
         """
         if step == self.step:
             return
         self.step, self.wanted = step, False
-        self._posted.clear()
+        self._pending.clear()
         self.forget()
         self._begin_step()
 
     def watch_activations(
         self, model: nn.Module, dtypes: Sequence[torch.dtype] = HALF
     ) -> None:
-        """Also count in the gradients of module outputs, in sampled steps only.
+        """Also sample the gradients of module outputs, in sampled steps only.
 
-        There it is that a backward pass in float16 flushes. Hooks are on the modules
-        in sampled steps and in no other. A compiled model is not watched.
+        A float16 backward pass flushes small values there. The hooks are registered in
+        sampled steps only. A compiled model is not watched.
 
         Args:
-            model: Its modules are known by their names in it.
-            dtypes: GradSnapshot of other dtypes are passed over.
+            model: Names the modules.
+            dtypes: Gradients of other dtypes are ignored.
         """
-        watched = ActivationGradients(model, Counter(self._kernels), dtypes)
-        self._watched.append(watched)
+        activations = ActivationGradients(model, Counter(self._kernels), dtypes)
+        self._activations.append(activations)
         if self.wanted:
-            watched.turn_on()
-
-    def ignore_activations(self) -> None:
-        """Remove every hook and watch activations no more."""
-        for watched in self._watched:
-            watched.turn_off()
-        self._watched = []
+            activations.enable()
 
     @torch.no_grad()
     def sample(
@@ -122,112 +114,100 @@ class Meter:
         gradients: GradSnapshot,
         scale: Tensor,
         names: Iterable[Any] = (),
-        reading: Reading | None = None,
+        stats: GradStats | None = None,
     ) -> None:
-        """Count in the gradients of an optimizer. No host sync.
+        """Count the exponents of one optimizer's gradients. No host sync.
 
-        For steps that are `wanted`, before anybody writes to the gradients. Not while
-        a graph is being captured or compiled.
+        Call it in steps that are `wanted`, before the gradients are written to, and
+        not while a graph is captured or compiled.
 
         Args:
-            gradients: As `gather` returns them, still scaled.
-            scale: f32[], the scale that is in them.
-            names: As in the constructor; looked at after those.
-            reading: What they showed when they were read, for their peaks.
+            gradients: As `collect` returns them, still scaled.
+            scale: f32[], the scale of the gradients.
+            names: As in the constructor; consulted after those.
+            stats: The statistics of the gradients, for their peaks.
         """
         if not gradients.tensors:
             return
-        if self._taken is None:
-            self._taken = Taken(Late(scale.detach().reshape(1)))
+        if self._current is None:
+            self._current = PendingSample(AsyncTensor(scale.detach().reshape(1)))
         own = names_of(gradients.params, (*self._names, *names))
-        called = apart(own, self._taken.names)
-        for kind, places, tensors in by_kind(gradients.tensors):
-            counts = Late(self._counter.count(tensors, kind))
-            self._taken.tensors.append(([called[i] for i in places], counts))
-        for read in () if reading is None else reading.kinds:
-            peaks = read.each()
+        unique = apart(own, self._current.names)
+        for kind, indices, tensors in by_kind(gradients.tensors):
+            counts = AsyncTensor(self._counter.count(tensors, kind))
+            self._current.tensors.append(([unique[i] for i in indices], counts))
+        for read in () if stats is None else stats.kinds:
+            peaks = read.peaks if read.stats is None else read.stats.peaks
             if peaks is None:
-                # Nobody asked as long as none of them could be a culprit.
+                # Computed on demand: none of them was a possible culprit.
                 peaks = peaks_on_host([gradients.tensors[i] for i in read.positions])
-            here = [called[place] for place in read.positions]
-            self._taken.peaks.append((here, Late(peaks)))
+            here = [unique[i] for i in read.positions]
+            self._current.peaks.append((here, AsyncTensor(peaks)))
 
     def forget(self) -> None:
-        """Forget what was sampled of the step that is under way, as in `reset()`."""
-        self._taken = None
-        for watched in self._watched:
-            watched.turn_off()
+        """Drop the samples of the current step, as in `reset()`."""
+        self._current = None
+        for activations in self._activations:
+            activations.disable()
             if self.wanted:
-                watched.turn_on()
-
-    def turn(self) -> bool:
-        """End a step; return whether samples are `due()`. No host sync."""
-        self.step = step = self.step + 1
-        if step < self.busy_at:
-            return False
-        return self._turn()
+                activations.enable()
 
     def end_step(self) -> UnderflowSample | None:
-        """End a step; return what was counted two updates ago, if anything was."""
-        samples = self.due() if self.turn() else None
-        return samples[-1] if samples else None
+        """End a step; return the sample of `LAG` updates ago, if there is one.
 
-    def due(self) -> list[UnderflowSample]:
-        """Return the samples of two updates ago and before, each once.
-
-        Waits only if they have not arrived yet.
+        Waits only if that sample has not arrived yet.
         """
-        ready = []
-        while self._posted and self._posted[0].step + LAG <= self.step:
-            ready.append(self._posted.popleft().read())
-        self.busy_at = self._next_busy()
-        return ready
-
-    def finish(self) -> list[UnderflowSample]:
-        """Return all samples that are left. Waits for them."""
-        left = [taken.read() for taken in self._posted]
-        self._posted.clear()
-        return left
-
-    def _turn(self) -> bool:
+        self.step += 1
+        if self.step < self.busy_at:
+            return None
         if self.wanted:
             self._end_sampled_step()
+        sample = None
+        # One at most: a step adds at most one.
+        if self._pending and self._pending[0].step + LAG <= self.step:
+            sample = self._pending.popleft().read()
         self._begin_step()
-        return bool(self._posted) and self._posted[0].step + LAG <= self.step
+        return sample
+
+    def finish(self) -> list[UnderflowSample]:
+        """Return all pending samples. Waits for them."""
+        samples = [pending.read() for pending in self._pending]
+        self._pending.clear()
+        return samples
 
     def _end_sampled_step(self) -> None:
-        taken, self._taken = self._taken, None
-        seen = [watched.turn_off() for watched in self._watched]
-        if taken is None:
+        current, self._current = self._current, None
+        counted = [activations.disable() for activations in self._activations]
+        if current is None:
             return
-        taken.step = self.step
-        for counts in seen:
+        current.step = self.step
+        for counts in counted:
             for device in {each.device for each in counts.values()}:
-                here = [name for name in counts if counts[name].device == device]
-                stacked = torch.stack([counts[name] for name in here])
-                taken.activations.append((here, Late(stacked)))
-        self._posted.append(taken)
+                names = [name for name in counts if counts[name].device == device]
+                stacked = torch.stack([counts[name] for name in names])
+                current.activations.append((names, AsyncTensor(stacked)))
+        self._pending.append(current)
 
     def _begin_step(self) -> None:
         self.wanted = self._every is not None and due(self.step + 1, self._every)
         if self.wanted:
-            for watched in self._watched:
-                watched.turn_on()
+            for activations in self._activations:
+                activations.enable()
         self.busy_at = self._next_busy()
 
     def _next_busy(self) -> int:
-        """Return the step after which there is something to do."""
+        """Return the next step at whose end there is work to do."""
         if self._every is None:
             return sys.maxsize
         if self.wanted:
             return self.step + 1
         upcoming = self.step + 1
-        # A sampled step is prepared by the one before it.
+        # The step before a sampled one enables its hooks.
         multiple = -(-(upcoming + 1) // self._every) * self._every - 1
         power = (1 << upcoming.bit_length()) - 1
         times = [multiple]
         if power + 1 < self._every:
             times.append(power)
-        if self._posted:
-            times.append(self._posted[0].step + LAG)
+        if self._pending:
+            times.append(self._pending[0].step + LAG)
         return max(min(times), upcoming)

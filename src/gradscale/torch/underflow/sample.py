@@ -1,4 +1,4 @@
-"""One sample of the underflow meter, on its way to the host and there."""
+"""One sample of the underflow meter, pending and on the host."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from torch import Tensor
 from gradscale.core.exponent_histogram import NORMAL_FROM, Fate, Histogram, fate
 from gradscale.core.flushed_zeros import Tally, lost_share
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
-from gradscale.torch.device_state.late import Late
+from gradscale.torch.device_state.async_copy import AsyncTensor
 from gradscale.torch.devices import host_value
 from gradscale.torch.kernels.plain_histogram import (
     ABOVE,
@@ -23,23 +23,23 @@ from gradscale.torch.kernels.plain_histogram import (
 )
 
 Entry = TypeVar("Entry")
-# What the name of a module carries where its activation gradients are meant.
+# Suffix of a module's name in the row of its output gradients.
 OUTPUT = " (output)"
 
 
-class Made(Mapping[str, Entry]):
-    """A mapping that is made when somebody looks into it: the run file's thread, say.
+class LazyMapping(Mapping[str, Entry]):
+    """A mapping that is built on first access, often by the run file's thread.
 
     Args:
-        make: Returns it.
+        build: Returns its entries.
     """
 
-    def __init__(self, make: Callable[[], Mapping[str, Entry]]) -> None:
-        self._make = make
+    def __init__(self, build: Callable[[], Mapping[str, Entry]]) -> None:
+        self._build = build
 
     @cached_property
     def _entries(self) -> Mapping[str, Entry]:
-        return self._make()
+        return self._build()
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[name]
@@ -52,17 +52,17 @@ class Made(Mapping[str, Entry]):
 
 
 class UnderflowSample(NamedTuple):
-    """What the meter counted in one step, on the host.
+    """The exponent histograms of one step, on the host.
 
     Attributes:
-        step: Which update this was, counted from 1.
-        scale: The scale that is in the gradients.
-        total: The histogram of all gradients together; not of activations.
+        step: The number of the update, from 1.
+        scale: The scale of the gradients.
+        total: The histogram of all gradients together, without activations.
         tensors: The histogram of each gradient, by the name of its parameter.
         activations: The histogram of the gradient of each module's output, by the
             name of the module; empty unless they are watched.
-        peaks: The largest magnitude of each gradient, where it is known.
-        counts: i64[n, SLOTS], those of each gradient.
+        peaks: The largest magnitude of each gradient, where known.
+        counts: i64[n, SLOTS], the raw counts of each gradient.
     """
 
     step: int
@@ -75,52 +75,52 @@ class UnderflowSample(NamedTuple):
 
     @property
     def whole(self) -> Fate:
-        """What becomes of all gradients together at this scale; not of activations."""
+        """What float16 does to all gradients at this scale, without activations."""
         return fate(self.total)
 
     @property
     def lost(self) -> float:
         """The share of gradient elements too small for float16 at this scale.
 
-        An estimate: zeros that backward seems to have flushed are among them.
+        An estimate: it includes zeros that backward appears to have flushed.
         """
         return lost_share(tallies_of(self.counts))
 
     def rows(self) -> Mapping[str, TensorSample]:
-        """Return what a run file keeps: `RunWriter.samples(sample.step, rows)`."""
-        return Made(self._rows)
+        """Return the rows of a run file, for `RunWriter.samples(sample.step, rows)`."""
+        return LazyMapping(self._rows)
 
     def _rows(self) -> dict[str, TensorSample]:
-        rows = {name: row_of(seen) for name, seen in self.tensors.items()}
-        for name, seen in self.activations.items():
-            rows[name + OUTPUT] = row_of(seen)
+        rows = {name: row_of(each) for name, each in self.tensors.items()}
+        for name, each in self.activations.items():
+            rows[name + OUTPUT] = row_of(each)
         return rows
 
 
-def row_of(seen: Histogram) -> TensorSample:
-    """Return a histogram with the bins of a run file: those that f16 has."""
-    lower = seen.between(seen.lowest, LOWEST_EXPONENT)
-    first = LOWEST_EXPONENT - seen.lowest
-    bins = tuple(seen.bins[first : first + BINS])
+def row_of(histogram: Histogram) -> TensorSample:
+    """Return a histogram with the bins of a run file: the exponents of float16."""
+    lower = histogram.between(histogram.lowest, LOWEST_EXPONENT)
+    first = LOWEST_EXPONENT - histogram.lowest
+    bins = tuple(histogram.bins[first : first + BINS])
     return TensorSample(
-        total=seen.total,
-        zeros=seen.zeros,
+        total=histogram.total,
+        zeros=histogram.zeros,
         subnormals=sum(bins[:10]),
         histogram=bins,
-        below=seen.deep + lower,
-        above=seen.above,
-        nonfinite=seen.nonfinite,
+        below=histogram.deep + lower,
+        above=histogram.above,
+        nonfinite=histogram.nonfinite,
     )
 
 
 def tallies_of(counts: Tensor) -> list[Tally]:
-    """Return what each gradient looks like; the same as its row in a run file tells.
+    """Return the tally of each gradient; equals that of its row in a run file.
 
     Args:
         counts: i64[n, SLOTS], on the host.
     """
-    # Whole numbers, so that sums are exact in any order. What lies above the bins
-    # stands right behind them.
+    # Integers, so that sums are exact in any order. The count above the bins follows
+    # directly after them.
     kept = counts[:, FIRST + LOWEST_EXPONENT - LOWEST : NONFINITE]
     columns = (
         counts[:, ZEROS],
@@ -133,26 +133,27 @@ def tallies_of(counts: Tensor) -> list[Tally]:
     return [Tally(*row) for row in torch.stack(columns, 1).tolist()]
 
 
-Parts = list[tuple[list[str], Late]]
+# Names of tensors, and a tensor with one row for each.
+NamedRows = list[tuple[list[str], AsyncTensor]]
 
 
 @dataclass
-class Taken:
-    """A sample on its way to the host.
+class PendingSample:
+    """A sample that is being copied to the host.
 
     Attributes:
-        scale: f32[1].
-        step: Which update it is of, once that is known.
-        tensors, activations: Names, and i64[n, SLOTS] of as many tensors.
-        peaks: Names, and float[n] of as many tensors.
-        names: Those that are taken: two models may use the same.
+        scale: f32[1], the scale of the gradients.
+        step: The number of the update, set at its end.
+        tensors, activations: n names with i64[n, SLOTS].
+        peaks: n names with float[n].
+        names: All names in use: two models may have the same.
     """
 
-    scale: Late
+    scale: AsyncTensor
     step: int = 0
-    tensors: Parts = field(default_factory=list)
-    activations: Parts = field(default_factory=list)
-    peaks: Parts = field(default_factory=list)
+    tensors: NamedRows = field(default_factory=list)
+    activations: NamedRows = field(default_factory=list)
+    peaks: NamedRows = field(default_factory=list)
     names: set[str] = field(default_factory=set)
 
     def read(self) -> UnderflowSample:
@@ -167,9 +168,9 @@ class Taken:
             self.step,
             scale,
             _histogram(counts.sum(0).tolist(), scale),
-            Made(partial(_histograms, tensors, scale)),
-            Made(partial(_histograms, activations, scale)),
-            Made(partial(_by_name, peaks)),
+            LazyMapping(partial(_histograms, tensors, scale)),
+            LazyMapping(partial(_histograms, activations, scale)),
+            LazyMapping(partial(_by_name, peaks)),
             counts,
         )
 

@@ -1,9 +1,9 @@
-"""Reaches every Python process of `gradscale run`, by its name and its folder.
+"""Patches torch's scalers in every Python process of `gradscale run`.
 
-Python imports the first `sitecustomize` on its path when it starts, in every process;
-`gradscale run` puts this folder first. Nothing but the standard library is imported
-before a scaler is made: a process that makes none pays for nothing, and one whose
-Python knows no gradscale goes on as it would.
+Python imports the first `sitecustomize` on its path at startup, in every process;
+`gradscale run` puts this folder first. Only the standard library is imported before a
+scaler is created: a process without a scaler pays nothing, and one whose Python has no
+gradscale runs unchanged.
 """
 
 import json
@@ -15,13 +15,13 @@ from importlib.util import module_from_spec
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-class AfterTorch:
-    """Calls `put_in_place` once torch is imported. The first finder Python asks."""
+class TorchFinder:
+    """Calls `patch` once torch is imported. The first finder on `sys.meta_path`."""
 
     def find_spec(self, name, path=None, target=None):
-        """Return the spec that the other finders have for torch, with our call in it.
+        """Return torch's spec from the other finders, with a loader that patches.
 
-        Others only ask whether torch is there: all is as it was until it is imported.
+        Nothing changes for code that only asks for the spec.
         """
         if name != "torch":
             return None
@@ -29,10 +29,10 @@ class AfterTorch:
         found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            self._follow(spec.loader)
+            self._patch_after(spec.loader)
         return spec
 
-    def _follow(self, loader):
+    def _patch_after(self, loader):
         execute = loader.exec_module
 
         def exec_module(module):
@@ -40,14 +40,14 @@ class AfterTorch:
             vars(loader).pop("exec_module", None)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                put_in_place()
+                patch()
 
         loader.exec_module = exec_module
 
 
-def put_in_place():
-    """Let the first scaler that is made bring ours; until then nothing is loaded."""
-    # Not above: torch has loaded it, others need not.
+def patch():
+    """Make the first construction of a scaler import gradscale and install it."""
+    # Not at the top: torch has imported it by now, other processes need not.
     from inspect import signature
 
     try:
@@ -64,33 +64,33 @@ def put_in_place():
 
             install()
         except Exception as error:
-            # Whatever it is, the script must run as it does without us.
+            # Whatever is raised, the script must run as it does without gradscale.
             note(error)
         return base.__new__(cls, *args, **kwargs)
 
-    # What tells people and programs the arguments of a class.
+    # inspect.signature(GradScaler) shows torch's arguments.
     new.__signature__ = arguments
     base.__new__ = new
 
 
 def plain_new(cls, *args, **kwargs):
-    """Make an object as a class without `__new__` does."""
+    """Create an object as a class without `__new__` does."""
     return object.__new__(cls)
 
 
 def note(error):
-    """Tell `gradscale run` why this process is not recorded."""
-    why = {"unreached": f"{type(error).__name__}: {error}", "by": sys.executable}
+    """Report to `gradscale run` why this process is not recorded."""
+    fields = {"unreached": f"{type(error).__name__}: {error}", "by": sys.executable}
     try:
         with open(os.environ["GRADSCALE_RUN_NOTES"], "a") as notes:
-            notes.write(json.dumps(why) + "\n")
+            notes.write(json.dumps(fields) + "\n")
     except OSError:
-        # The command has ended before a process that it started.
+        # `gradscale run` has ended before this process and removed the file.
         pass
 
 
 def run_hidden():
-    """Run the `sitecustomize` that this one has hidden, as if it were not there."""
+    """Run the `sitecustomize` that this one hides, if there is one."""
     sys.path[:] = [entry for entry in sys.path if entry != HERE]
     spec = PathFinder.find_spec("sitecustomize")
     if spec is not None and spec.loader is not None:
@@ -101,7 +101,7 @@ def run_hidden():
 
 if "GRADSCALE_RUN_NOTES" in os.environ:
     if "torch" in sys.modules:
-        put_in_place()
+        patch()
     else:
-        sys.meta_path.insert(0, AfterTorch())
+        sys.meta_path.insert(0, TorchFinder())
 run_hidden()

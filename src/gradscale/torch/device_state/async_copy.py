@@ -1,0 +1,184 @@
+"""Copies to the host that nothing waits for until their value is read."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradscale.core.records import StepRecord
+from gradscale.torch.device_state.layout import RING, DeviceState, StepRow, split_sheet
+
+# The rows on the device are copied in every PERIOD-th update, and read LAG updates
+# later: a row is LAG to LAG + PERIOD updates old when it is read. Both are counted in
+# updates, so every rank, and a resumed run, reads the same rows in the same call.
+PERIOD = 4
+LAG = 2
+
+
+class AsyncTensor:
+    """A tensor whose copy to the host starts at once. No host sync.
+
+    >>> AsyncTensor(torch.ones(2)).values().tolist()
+    [1.0, 1.0]
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if tensor.device.type == "cuda":
+            self._values = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            self._event = _start_copy(tensor, self._values)
+        else:
+            # It may be written in place; on other devices the read itself waits.
+            self._values = tensor.clone()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a read may wait for the device; the same on every rank."""
+        return self._event is not None
+
+    def values(self) -> Tensor:
+        """Return the values, on the host. Waits for this copy alone."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values.cpu()
+
+
+class AsyncFlag:
+    """One flag, copied to the host before the operations that follow are queued.
+
+    Not for use while a graph is being captured or compiled.
+
+    >>> AsyncFlag(torch.tensor(1.0)).is_set()
+    True
+
+    Args:
+        flag: f32 of one element; 0 is False, all else True, NaN too.
+    """
+
+    def __init__(self, flag: Tensor) -> None:
+        self._flag = flag
+        self._version = flag._version
+        self._copy: AsyncTensor | None = None
+        if flag.device.type == "cuda":
+            self._copy = AsyncTensor(flag)
+
+    def is_current(self, flag: Tensor) -> bool:
+        """Return whether this is the flag that was copied, not written to since."""
+        return flag is self._flag and flag._version == self._version
+
+    def is_set(self) -> bool:
+        """Return the flag. Waits for its copy alone."""
+        value = self._flag if self._copy is None else self._copy.values()
+        return not value.item() <= 0.0
+
+
+class HostRow(NamedTuple):
+    """The row of one step, on the host.
+
+    Attributes:
+        record: Its facts.
+        refused: A scale given to `update()` as a tensor was out of bounds.
+        update: The update of this process behind it, counted as `RowCopies.updates`;
+            None for a step that a graph has replayed.
+    """
+
+    record: StepRecord
+    refused: bool
+    update: int | None
+
+
+class RowCopies:
+    """Carries the rows of a device state to the host without waiting for the device.
+
+    Attributes:
+        updates: Updates of this process, counted on from those of a resumed run.
+        lost: Rows that were overwritten before they were copied.
+    """
+
+    def __init__(self) -> None:
+        self.updates = 0
+        self.lost = 0
+        # Steps read so far; steps minus updates when they were last read.
+        self._read = self._replayed = 0
+        self._starts = 0
+        # The update in which a copy was started that is not read yet; 0 for none.
+        self._started = 0
+        self._sheet: Tensor | None = None
+        self._event: torch.cuda.Event | None = None
+
+    def advance(self, state: DeviceState) -> list[HostRow]:
+        """Count an update; return the rows that are due, in order, each exactly once.
+
+        Waits only if a copy of LAG updates ago has not arrived. Not for use while a
+        graph is being captured or compiled.
+        """
+        if state.total.starts != self._starts:
+            self._begin(state)
+        self.updates += 1
+        if self.updates % PERIOD == 0:
+            self._start(state)
+        elif self._started and self.updates == self._started + LAG:
+            return self._finish()
+        return []
+
+    def drain(self, state: DeviceState) -> list[HostRow]:
+        """Return all rows that were not read yet. Syncs."""
+        if state.total.starts != self._starts:
+            self._begin(state)
+        rows = self._finish() if self._started else []
+        self._start(state)
+        return rows + self._finish()
+
+    def _begin(self, state: DeviceState) -> None:
+        """Count from where the tally was set; what is on its way is dropped."""
+        self._wait()
+        self._starts = state.total.starts
+        self.updates = self._read = state.total.start
+        self._replayed = self._started = 0
+
+    def _start(self, state: DeviceState) -> None:
+        self._started = self.updates
+        if state.sheet.device.type != "cuda":
+            self._sheet = state.sheet.clone()
+            return
+        if self._sheet is None or not self._sheet.is_pinned():
+            self._sheet = torch.empty_like(state.sheet, device="cpu", pin_memory=True)
+        self._event = _start_copy(state.sheet, self._sheet)
+
+    def _wait(self) -> None:
+        if self._event is not None:
+            self._event.synchronize()
+            self._event = None
+
+    def _finish(self) -> list[HostRow]:
+        """Return the rows of the copy that was started last."""
+        self._wait()
+        assert self._sheet is not None
+        tally, ring = split_sheet(self._sheet.cpu())
+        started, self._started = self._started, 0
+        steps = int(tally[0])
+        first = max(self._read, steps - RING)
+        self.lost += first - self._read
+        self._read, replayed = steps, steps - started
+        seen = replayed == self._replayed
+        self._replayed = replayed
+        return [
+            _host_row(
+                ring[(step - 1) % RING].tolist(),
+                step,
+                step - replayed if seen or step == steps else None,
+            )
+            for step in range(first + 1, steps + 1)
+        ]
+
+
+def _host_row(values: list[float], step: int, update: int | None) -> HostRow:
+    row = StepRow(*values)
+    return HostRow(row.record(step), row.refused != 0.0, update)
+
+
+def _start_copy(source: Tensor, pinned: Tensor) -> torch.cuda.Event:
+    pinned.copy_(source, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(source.device))
+    return event
