@@ -27,6 +27,7 @@ bench: .venv/.dev
 	$(PY) -m benchmarks.bench_step --set gpt2-124M --set adapters-4000x1024 --out benchmarks/results/step_cpu.json
 	$(PY) -m benchmarks.bench_train --size tiny --out benchmarks/results/train_cpu.json
 	$(PY) -m benchmarks.bench_host --out benchmarks/results/host_cpu.json
+	$(PY) -m benchmarks.bench_walk --out benchmarks/results/walk.json
 	$(PY) -m benchmarks.bench_defects --out benchmarks/results/defects.json
 	$(PY) -m benchmarks.bench_jax --set gpt2-124M --out benchmarks/results/jax_update_cpu.json
 	$(PY) -m benchmarks.bench_jax_defects --out benchmarks/results/jax_defects.json

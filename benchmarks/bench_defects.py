@@ -1,6 +1,7 @@
-"""Run every scenario of tests/torch/test_defects.py on torch's scaler and on ours.
+"""Run every scenario of tests/torch/test_defects.py on torch's and gradscale's scaler.
 
-Those of several ranks, tests/torch/parallel/defect_cases.py, run in two processes.
+The scenarios of several ranks, tests/torch/parallel/defect_cases.py, run in two
+processes.
 """
 
 import argparse
@@ -30,12 +31,12 @@ CLASSES = {
 
 
 def holds(scenario: Callable[[Any], None], kind: Any) -> bool:
-    """Return whether the scaler does what the scenario asks of it."""
+    """Return whether the scaler passes the scenario."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             scenario(kind)
-        # Whatever goes wrong is the answer; pytest.fail is no Exception.
+        # Any failure is a result; pytest.fail raises a BaseException.
         except BaseException as failure:
             if isinstance(failure, KeyboardInterrupt):
                 raise
@@ -44,7 +45,7 @@ def holds(scenario: Callable[[Any], None], kind: Any) -> bool:
 
 
 def measure() -> list[dict[str, Any]]:
-    """Return one row a behaviour: how many of its variants each scaler passes."""
+    """Return one row per behaviour: how many of its variants each scaler passes."""
     variants: dict[str, list[Any]] = defaultdict(list)
     for param in SCENARIOS:
         scenario = param.values[0]
@@ -65,9 +66,9 @@ def measure() -> list[dict[str, Any]]:
 
 
 def measure_ranks() -> list[dict[str, Any]]:
-    """Return the same of what two ranks do together.
+    """Return the same for two ranks.
 
-    Rows that speak of FSDP1 are of torch's and of our `ShardedGradScaler`.
+    Rows about FSDP1 use the `ShardedGradScaler` of torch and of gradscale.
     """
     with tempfile.TemporaryDirectory() as folder:
         seen = seen_by("tests.torch.parallel.defect_cases", 2, Path(folder))

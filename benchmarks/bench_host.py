@@ -1,9 +1,9 @@
-"""Time the host: how long it takes to hand over a step of many small tensors.
+"""Time the host: how long it takes to enqueue a step of many small tensors.
 
-Everything after backward (check, unscale, clip at 1.0, AdamW, next scale) for ever more
-tensors of 256 elements, whose gradients are new tensors in every step, as after
-zero_grad(). On a GPU the device is kept busy, so that the host never waits for it; on a
-CPU, which does the work itself, only the ratios mean something.
+Everything after backward (check, unscale, clip at 1.0, AdamW, next scale) for an
+increasing number of tensors of 256 elements, whose gradients are new tensors in every
+step, as after zero_grad(). On a GPU the device is kept busy, so that the host never
+waits for it; on a CPU, which does the work itself, only the ratios mean something.
 """
 
 import gc
@@ -44,7 +44,7 @@ COLUMNS = {
 def measure(
     count: int, device: str, rounds: int, only: list[str] | None, queue: Queue | None
 ) -> list[dict[str, Any]]:
-    """Time every contestant in turns on this many tensors; return a row for each."""
+    """Time the implementations in turns on this many tensors; return their rows."""
     torch.manual_seed(0)
     params = [torch.randn(ELEMENTS, device=device) for _ in range(count)]
     pristine = [torch.randn_like(param) for param in params]
@@ -52,7 +52,7 @@ def measure(
         param.requires_grad_()
 
     def renew() -> None:
-        # Made while the old ones are still there, so that they lie elsewhere.
+        # Allocated before the old ones are freed, so that the addresses differ.
         for param, grad in zip(params, torch._foreach_mul(pristine, 1.0), strict=True):
             param.grad = grad
 
@@ -69,7 +69,7 @@ def measure(
 
 
 def row_of(name: str, watches: dict[str, Stopwatch], count: int) -> dict[str, Any]:
-    """Return one contestant's row."""
+    """Return the row of one implementation."""
     watch = watches[name]
     row = {
         "impl": name,

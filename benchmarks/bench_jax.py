@@ -1,12 +1,12 @@
 """Time a compiled JAX update: check, unscale, clip at 1.0, AdamW, next scale.
 
-The contestants take turns in one run, each with parameters and state of its own that
-are donated to every step, all with the same gradients. Times are those of steps that
-follow one another, divided by their number; "ahead" is the same step called through
-`jit(...).lower(...).compile()`. The time on the device is what the kernels of one step
-take together, kernels how many there are, reads how often a gradient is read. "Queued"
-is the time of steps that the host handed over while the device was busy with something
-else, as in training, where forward and backward pass come first.
+The implementations take turns in one run, each with its own parameters and state, which
+are donated to every step, all with the same gradients. Times are per step over several
+consecutive steps; a ratio is the median of the ratios of paired turns. "ahead" is the
+same step called through `jit(...).lower(...).compile()`. "device" is the total time of
+one step's kernels, "kernels" their number, "reads" how often a gradient is read.
+"queued" is the time of steps that the host enqueued while the device was busy, as in
+training, where forward and backward pass come first.
 """
 
 import argparse
@@ -46,17 +46,17 @@ Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 def adamw() -> optax.GradientTransformation:
-    """Return the optimizer that every contestant uses."""
+    """Return the optimizer of every implementation."""
     return optax.adamw(1e-5)
 
 
 def clipped() -> optax.GradientTransformation:
-    """Return optax's way to clip."""
+    """Return clip and AdamW by optax."""
     return optax.chain(optax.clip_by_global_norm(MAX_NORM), adamw())
 
 
 def optimizer_step(optimizer: optax.GradientTransformation) -> tuple[Any, Step]:
-    """Return how an optimizer starts, and its step."""
+    """Return (init, step) of an optimizer."""
 
     def step(params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
         updates, state = optimizer.update(grads, state, params)
@@ -66,7 +66,7 @@ def optimizer_step(optimizer: optax.GradientTransformation) -> tuple[Any, Step]:
 
 
 def flax_step() -> tuple[Any, Step]:
-    """Return the way of flax's DynamicScale and its examples, scale update included."""
+    """Return (init, step) as in flax's DynamicScale and its examples."""
     optimizer = clipped()
 
     def init(params: Any) -> Any:
@@ -94,7 +94,7 @@ def flax_step() -> tuple[Any, Step]:
 
 
 def contestants() -> dict[str, tuple[Any, Step]]:
-    """Return how each starts, and its step."""
+    """Return (init, step) of every implementation."""
     policy = DynamicScale(init_scale=SCALE)
     return {
         BASE: optimizer_step(clipped()),
@@ -104,7 +104,7 @@ def contestants() -> dict[str, tuple[Any, Step]]:
 
 
 def arrays(shapes: list[tuple[int, ...]], seed: int) -> dict[str, jax.Array]:
-    """Return normal numbers of these shapes, under names that keep their order."""
+    """Return normal arrays of these shapes, with names that sort in order."""
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     return {
         f"p{i:04}": 0.02 * jax.random.normal(key, shape)
@@ -113,7 +113,7 @@ def arrays(shapes: list[tuple[int, ...]], seed: int) -> dict[str, jax.Array]:
 
 
 class Load:
-    """Work for the device, long enough for the host to hand over several steps."""
+    """Work for the device, long enough for the host to enqueue several steps."""
 
     def __init__(self, size: int, products: int) -> None:
         def work(x: jax.Array) -> jax.Array:
@@ -124,18 +124,18 @@ class Load:
         jax.block_until_ready(self.start())
 
     def start(self) -> jax.Array:
-        """Hand it over; do not wait."""
+        """Enqueue the work without waiting."""
         return self.work(self.x)
 
     def run(self) -> float:
-        """Return the seconds that it takes by itself."""
+        """Return the time of the work in seconds."""
         start = time.perf_counter()
         jax.block_until_ready(self.start())
         return time.perf_counter() - start
 
 
 class Contestant:
-    """A compiled step with parameters and state of its own."""
+    """A compiled step with its own parameters and state."""
 
     def __init__(self, init: Any, step: Step, shapes: Any, grads: Any) -> None:
         self.params = arrays(shapes, seed=1)
@@ -145,17 +145,19 @@ class Contestant:
         start = time.perf_counter()
         self.run()
         self.compile_s = time.perf_counter() - start
-        # Found in the cache that main() set up.
+        # A hit in the compilation cache that main() sets up.
         self.ahead = self.step.lower(self.params, self.state, grads).compile()
         self.reads = reads_of_gradients(self.ahead.as_text(), len(shapes))
 
     def run(
         self, steps: int = STEPS, *, ahead: bool = False, before: Load | None = None
     ) -> float:
-        """Take some steps, perhaps compiled ahead; return the time of one in ms.
+        """Take some steps and return the time of one in ms.
 
-        With something before them, they wait for it on the device, and its time is
-        taken off.
+        Args:
+            steps: How many.
+            ahead: Use the step compiled ahead of time.
+            before: Work enqueued first; its time is subtracted.
         """
         step = self.ahead if ahead else self.step
         jax.block_until_ready((self.params, self.state))
@@ -170,7 +172,7 @@ class Contestant:
 
 
 def reads_of_gradients(hlo: str, gradients: int) -> float:
-    """Return how many compiled operations read a gradient, on average.
+    """Return the mean number of compiled operations that read a gradient.
 
     >>> text = "ENTRY e {\\n %grads_a = f32[2] parameter(0)\\n"
     >>> text += " %b = f32[2] bitcast(%grads_a)\\n %c = f32[] fusion(%b, %grads_a)\\n}"
@@ -192,7 +194,7 @@ def reads_of_gradients(hlo: str, gradients: int) -> float:
 
 
 def on_device(contestant: Contestant, steps: int = 2) -> dict[str, Any]:
-    """Return what the kernels of a step take, from the profiler; nothing on a CPU."""
+    """Return time and number of a step's kernels from the profiler; {} on a CPU."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, create_perfetto_trace=True):
             contestant.run(steps)
@@ -214,7 +216,7 @@ def on_device(contestant: Contestant, steps: int = 2) -> dict[str, Any]:
 
 
 def measure(name: str, rounds: int) -> list[dict[str, Any]]:
-    """Time every contestant `rounds` times in turns; return one row for each."""
+    """Time the implementations in turns; return their rows."""
     shapes = SETS[name]
     grads = arrays(shapes, seed=0)
     made = {
@@ -223,14 +225,14 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
             contestants().items(), "compile " + name, console=Console(stderr=True)
         )
     }
-    # A CPU has no queue: a step runs when it is handed over.
+    # A CPU has no queue: a step runs when it is called.
     load = None if jax.default_backend() == "cpu" else Load(8192, 160)
     times: dict[str, list[float]] = {impl: [] for impl in made}
     ahead: dict[str, list[float]] = {impl: [] for impl in made}
     queued: dict[str, list[float]] = {impl: [] for impl in made}
     for turn in track(range(-1, rounds), name, console=Console(stderr=True)):
         order = list(made)
-        # Nobody always goes first.
+        # Rotated, so that none always goes first.
         for impl in order[turn % len(order) :] + order[: turn % len(order)]:
             elapsed = made[impl].run(), made[impl].run(ahead=True)
             if turn >= 0:
@@ -260,7 +262,7 @@ def measure(name: str, rounds: int) -> list[dict[str, Any]]:
 
 
 def in_queue(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """Return the times of steps that the host handed over beforehand, if any."""
+    """Return the times of enqueued steps; {} on a CPU."""
     if not any(ours):
         return {}
     return {
@@ -270,7 +272,7 @@ def in_queue(ours: list[float], theirs: list[float]) -> dict[str, float]:
 
 
 def ratio(ours: list[float], theirs: list[float]) -> float:
-    """Return the median of the ratios within a turn."""
+    """Return the median of the paired ratios."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
@@ -296,11 +298,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    parser.add_argument("--rounds", type=int, default=15, help="timed turns for each")
+    parser.add_argument("--rounds", type=int, default=15, help="timed turns of each")
     parser.add_argument(
         "--set", choices=tuple(SETS), action="append", help="only these"
     )
-    parser.add_argument("--commit", default="", help="where git cannot tell it")
+    parser.add_argument(
+        "--commit", default="", help="commit to record outside a git checkout"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
     args = parser.parse_args()
     names = args.set or ["gpt2-124M", "gpt2-xl-1.56B"]
@@ -308,7 +312,7 @@ def main() -> None:
         jax.config.update("jax_compilation_cache_dir", cache)
         rows = [row for name in names for row in measure(name, args.rounds)]
     record = result("jax", jax_place(), rows, args.commit)
-    # XLA compiles something else under other flags.
+    # The compiled program depends on the flags.
     record["xla_flags"] = os.environ.get("XLA_FLAGS", "")
     write(args.out, record)
     if args.json:

@@ -16,7 +16,7 @@ from tests.jax.test_defects import SCENARIOS
 
 
 def measure() -> list[dict[str, Any]]:
-    """Return one row a behaviour: whether each scaler has it, 1 or 0."""
+    """Return one row per behaviour: 1 for each scaler that has it, else 0."""
     return [
         {
             "behaviour": scenario.__name__.replace("_", " "),
@@ -39,7 +39,7 @@ def main() -> None:
     if args.json:
         print(json.dumps(record))
         return
-    shown = Table("behaviour", *SCALERS, title="What each scaler does right")
+    shown = Table("behaviour", *SCALERS, title="Behaviours of each scaler")
     for row in record["rows"]:
         marks = ["yes" if row[name] else "no" for name in SCALERS]
         shown.add_row(row["behaviour"], *marks)

@@ -1,8 +1,8 @@
-"""Sweep the sizes of the kernels: elements of a chunk, and warps.
+"""Sweep the launch parameters of the kernels: elements per chunk, and warps.
 
-The read of the gradients, the pass of AdamW, and the pass that stands in for torch's,
-which also writes the gradients, over the tensors of a model, in device time. The
-constants in gradscale/torch/kernels were chosen by it. Needs a CUDA device.
+Device times over the tensors of a model: the read of the gradients, the pass of AdamW,
+and the replacement for torch's fused AdamW, which also writes the gradients. The tuning
+constants in gradscale/torch/kernels come from this sweep. Needs a CUDA device.
 """
 
 import sys
@@ -34,7 +34,7 @@ CHUNKS = {
 SIZES = [
     (k, chunk, w) for k, some in CHUNKS.items() for chunk in some for w in (2, 4, 8)
 ]
-# The host hands over two launches while the device is busy.
+# Long enough for the host to enqueue two launches.
 BUSY_MS = 2.0
 COLUMNS = {
     "set": "set",
@@ -48,7 +48,7 @@ COLUMNS = {
 
 
 class Tensors:
-    """What the kernels walk over: one model's parameters, gradients and state."""
+    """Parameters, gradients and state of one model."""
 
     def __init__(self, shapes: list[tuple[int, ...]]) -> None:
         self.lists = [
@@ -58,7 +58,7 @@ class Tensors:
         self.numels = [tensor.numel() for tensor in self.lists[0]]
 
     def table(self, lists: list[list[Tensor]], chunk: int) -> Table:
-        """Return a table of some lists."""
+        """Return the pointer table of some lists."""
         cache = TableCache(torch.device("cuda"), chunk)
         return cache.of(self.numels, [addresses(one) for one in lists])
 
@@ -66,7 +66,7 @@ class Tensors:
 def launch_of(
     kernel: str, chunk: int, warps: int, tensors: Tensors
 ) -> Callable[[], object]:
-    """Return what launches a kernel of this size."""
+    """Return a function that launches a kernel with these parameters."""
     from gradscale.torch.kernels import adam, fused_adam
     from gradscale.torch.kernels import read as reading
     from gradscale.torch.kernels.launch import Launch
@@ -97,7 +97,7 @@ def launch_of(
 
 
 def measure(name: str, rounds: int) -> list[dict[str, Any]]:
-    """Return a row for each kernel and size."""
+    """Return one row per kernel and launch parameters."""
     tensors, queue, rows = Tensors(SETS[name]), Queue(), []
     for kernel, chunk, warps in SIZES:
         launch = launch_of(kernel, chunk, warps, tensors)
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     if args.device != "cuda" or not torch.cuda.is_available():
         sys.exit(
-            "The kernels need a CUDA device. Pass --device cuda where there is one."
+            "The kernels need a CUDA device. Pass --device cuda on a machine with one."
         )
     rows = [row for name in args.set or SETS for row in measure(name, args.rounds)]
     show(args, "kernels", rows, COLUMNS, "Kernels by size, ms")

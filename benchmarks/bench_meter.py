@@ -1,9 +1,9 @@
-"""Time the underflow meter: a sampled step, one that is not, and a plain read.
+"""Time the underflow meter: a sampled step, a step without a sample, and a plain read.
 
-Gradients of a model, with zeros among them. "read" is the read that the scaler does in
-any step: a sampled step reads as many bytes once more. "read" and "plain" are there to
-compare with. "not sampled" and "handed over" are host work alone: the end of a step in
-which nothing is due, and the making of host integers of one sample.
+The gradients are those of a model, with zeros among them. "read" is the scaler's read
+in every step, for comparison: a sampled step reads the same bytes once more. "sampled,
+plain" is the meter without kernels. "not sampled" and "handed over" are host time only:
+the end of a step without a sample, and the conversion of one sample to host integers.
 """
 
 import time
@@ -29,7 +29,7 @@ SETS = {
     "4000x1024": [(1024,)] * 4000,
 }
 DTYPES = {"f32": torch.float32, "f16": torch.float16}
-# So many ends of a step are timed together: one takes less than the clock shows.
+# Timed together: one takes less than the resolution of the clock.
 STEPS = 1000
 COLUMNS = {
     "set": "set",
@@ -47,13 +47,13 @@ COLUMNS = {
 def measure(
     name: str, kind: str, device: str, rounds: int, queue: Queue | None
 ) -> list[dict[str, Any]]:
-    """Return a row for each of the things that are timed."""
+    """Return the rows of one set of tensors."""
     params = []
     for shape in SETS[name]:
         param = torch.nn.Parameter(
             torch.empty(shape, dtype=DTYPES[kind], device=device)
         )
-        # Magnitudes of float16 at an ordinary scale; an eighth of them are zeros.
+        # Typical float16 magnitudes; an eighth of the elements are zeros.
         param.grad = torch.randn_like(param).mul_(2.0**-8)
         param.grad.masked_fill_(torch.rand_like(param.grad) < 0.125, 0.0)
         params.append(param)
@@ -97,7 +97,7 @@ def measure(
 
 
 def host_times(gradients: Any, scale: Any, rounds: int) -> dict[str, list[float]]:
-    """Return the ms of host work, by what it is."""
+    """Return host times in ms, by kind of work."""
     times: dict[str, list[float]] = {"not sampled": [], "handed over": []}
     for _ in range(rounds):
         meter = Meter(every=10 * STEPS)

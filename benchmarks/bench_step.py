@@ -1,18 +1,20 @@
 """Time everything after backward: check, unscale, clip at 1.0, AdamW, next scale.
 
-The contestants take turns in one run on the same parameters and gradients, so that
-their ratios mean something even on a shared machine. On a GPU three clocks are read:
+The implementations take turns in one run on the same parameters and gradients, so that
+their ratios mean something even on a shared machine; a ratio is the median of the
+ratios of paired turns. On a GPU three clocks are read:
 
-  device  between two events, on a device that is kept busy while the host hands the
-          step over, as the backward pass does in training; p50 is of this one
-  wall    of a step by itself, host included; on a CPU p50 is of this one
-  host    until the host has handed the step over, never waiting for the device
+  device  between two events, on a device that is kept busy while the host enqueues the
+          step, as the backward pass does in training; p50 is of this clock
+  wall    of a step on an idle device, host included; on a CPU p50 is of this clock
+  host    until the host has enqueued the step, never waiting for the device
 
-"waits" marks a contestant whose host waits for the device in the middle of a step.
-The floor is what the bytes that must move take at the speed of a plain copy, which is
-measured in the same run: 32 bytes a parameter, or 30 for f16 with f32 masters (one
-read of the gradients to check them, one pass of AdamW). Memory is what the scaler
-needs beside the optimizer, as a share of the parameters.
+"waits" marks an implementation whose host waits for the device within a step. The floor
+is the time of the unavoidable memory traffic at the bandwidth of a plain copy, measured
+in the same run: 32 bytes per parameter, or 30 for f16 with f32 masters (one read of the
+gradients to check them, one pass of AdamW). It means nothing on a CPU, whose caches
+serve part of the traffic. Memory is that of the scaler beside the optimizer, as a share
+of the parameters.
 """
 
 import gc
@@ -56,7 +58,7 @@ class Set:
     Attributes:
         shapes: One for each parameter.
         dtype: Of parameters and gradients.
-        floor_bytes: What must be read and written for each parameter.
+        floor_bytes: Bytes read and written per parameter at the least.
     """
 
     shapes: list[tuple[int, ...]]
@@ -75,8 +77,8 @@ SETS = {
 }
 ON_CPU = ("gpt2-124M", "adapters-4000x1024")
 ON_GPU = (*ON_CPU, "gpt2-xl-1.56B", "llama-1.24B", "halves-1.24B")
-# Torch's fused AdamW reads the gradients as bare AdamW does, and they are read once
-# before and written back: 4 + 4 bytes on top of the bare step.
+# Beside the bare step, the gradients are read once for the check and written back by
+# torch's fused AdamW: 4 + 4 bytes.
 EXTRA_OF_FUSED = 8
 
 COLUMNS = {
@@ -101,15 +103,15 @@ def measure(
     queue: Queue | None,
     bandwidth: float,
 ) -> list[dict[str, Any]]:
-    """Time every contestant in turns; return one row for each.
+    """Time the implementations in turns; return their rows.
 
     Args:
         name: Of the set.
         device: "cpu" or "cuda".
-        rounds: Timed turns of each contestant.
-        only: The contestants' names; by default all that can.
+        rounds: Timed turns of each implementation.
+        only: Names of implementations; by default all that support the set.
         queue: The GPU's.
-        bandwidth: Bytes in a ms, for the floor.
+        bandwidth: Bytes per ms, for the floor.
     """
     tensors = SETS[name]
     # Torch's scaler refuses f16 gradients, and torch's AdamW keeps no masters.
@@ -125,8 +127,8 @@ def measure(
         param.requires_grad_().grad = grad
 
     def restore() -> None:
-        # For all, though bare and own AdamW leave gradients alone: the caches of the
-        # device are then in the same state for everybody.
+        # For all, though bare and own AdamW do not write gradients: the device caches
+        # are then in the same state for each implementation.
         torch._foreach_copy_(grads, pristine)
 
     watches, memory = enter_all(everyone, params, restore, device, queue)
@@ -157,7 +159,7 @@ def enter_all(
     device: str,
     queue: Queue | None,
 ) -> tuple[dict[str, Stopwatch], dict[str, dict[str, float]]]:
-    """Return a warm stopwatch for every contestant, and what memory it needs."""
+    """Return a warm stopwatch and the memory of every implementation."""
     optimizers = Optimizers(params)
     watches: dict[str, Stopwatch] = {}
     memory: dict[str, dict[str, float]] = {}
@@ -180,13 +182,13 @@ def enter_all(
 def compared(
     impl: str, watches: dict[str, Stopwatch], floor: float, extra: float
 ) -> dict[str, float]:
-    """Return how a contestant's times compare with the floor and with the others'.
+    """Return the ratios of an implementation to the floor and to the others.
 
     Args:
         impl: Its name.
-        watches: Of all that took part.
+        watches: Of all implementations.
         floor: In ms.
-        extra: ms for what gradscale adds to torch's bare fused AdamW at the least.
+        extra: Least ms that a scaler adds to torch's bare fused AdamW.
     """
     ours = watches[impl].main()
     shown = {"ratio_to_floor": ratio(ours, [floor] * len(ours))}
@@ -223,7 +225,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in args.set or (ON_GPU if args.device == "cuda" else ON_CPU):
         rows += measure(name, args.device, args.rounds, args.only, queue, bandwidth)
         save(args, "step", rows, **ceilings)
-        # Scalers and optimizers refer to each other: gone only once collected.
+        # Scalers and optimizers are in reference cycles.
         gc.collect()
         if args.device == "cuda":
             torch.cuda.empty_cache()

@@ -1,11 +1,11 @@
-"""Time whole training steps of GPT-2: what a scaler costs where it is used.
+"""Time whole training steps of GPT-2: the cost of a scaler in use.
 
 Forward and backward pass under autocast, clip at 1.0, AdamW, zero_grad; random tokens,
-parameters in f32. The contestants train one model in turns, in blocks of a few steps.
-Each is compared with clip and AdamW of the same kind without a scaler, block by block
-(gradscale's own AdamW with torch's fused one): "overhead" is the median ratio less 1,
-"at most" what it lies under with 95 % confidence, by the bootstrap over the blocks.
-A GPU trains in float16, a CPU in bfloat16: it has no fast float16.
+parameters in f32. The implementations train one model in turns, in blocks of a few
+steps. Each is compared with clip and AdamW of the same kind without a scaler, block by
+block (gradscale's own AdamW with torch's fused one): "overhead" is the median ratio
+less 1, "at most" its 95 % upper confidence bound, by the bootstrap over the blocks.
+A GPU trains in float16, a CPU, which has no fast float16, in bfloat16.
 """
 
 import statistics
@@ -31,11 +31,11 @@ from benchmarks.timing import in_turns, ratios, upper_bound, wall_ms
 
 
 class Run(NamedTuple):
-    """What is trained.
+    """A model size and its batches.
 
     Attributes:
         size: Of the model.
-        batches: (sequences, length of each), one measurement each.
+        batches: (sequences, length), one measurement each.
     """
 
     size: Size
@@ -49,7 +49,7 @@ RUNS = {
 
 
 def base_of(kind: str) -> str:
-    """Return the name of the contestant without a scaler, for a kind of optimizer."""
+    """Return the implementation without a scaler for a kind of optimizer."""
     return f"no scaler + {'fused' if kind == 'own' else kind}"
 
 
@@ -82,7 +82,7 @@ COLUMNS = {
 
 
 class Trainer:
-    """One contestant's training of the model that all share."""
+    """Trains the shared model with one implementation."""
 
     def __init__(
         self, model: GPT2, entered: Entered, batches: list[Tensor], device: str
@@ -102,7 +102,7 @@ class Trainer:
             self.entered.optimizer.zero_grad(set_to_none=True)
 
     def skipped(self) -> bool:
-        """Return whether a step was skipped: only then is the scale smaller."""
+        """Return whether a step was skipped: only then has the scale fallen."""
         scaler = self.entered.scaler
         return scaler is not None and scaler.get_scale() < scaler._init_scale
 
@@ -113,11 +113,11 @@ def measure(
     everyone: dict[str, Contestant],
     args: Any,
 ) -> list[dict[str, Any]]:
-    """Time every contestant in turns at one size of batch; return a row for each."""
+    """Time the implementations in turns at one batch size; return their rows."""
     torch.manual_seed(0)
     model = GPT2(run.size).to(args.device)
     params: list[Tensor] = list(model.parameters())
-    # Short steps vary more: as long a block, from more of them.
+    # Short steps vary more, so a block has more of them.
     steps = args.block or (5 if batch[0] * batch[1] >= 8192 else 20)
     batches = [random_tokens(run.size, *batch, args.device) for _ in range(steps)]
     optimizers = Optimizers(params)
@@ -150,7 +150,7 @@ def measure(
 
 
 def overhead(ours: list[float], base: list[float] | None) -> dict[str, float]:
-    """Return what a contestant takes more than the base; nothing without a base."""
+    """Return the overhead over the base; {} without a base."""
     if base is None or base is ours:
         return {}
     found = ratios(ours, base)
@@ -184,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
         help="sequences and their length, such as 16x1024; may be repeated",
     )
     parser.add_argument(
-        "--block", type=int, help="steps in a block; by default 5, of small batches 20"
+        "--block", type=int, help="steps in a block; by default 5, for small batches 20"
     )
     add_only(parser, TRAIN)
     args = parser.parse_args(arguments)

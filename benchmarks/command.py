@@ -1,4 +1,4 @@
-"""The command line that the benchmarks of PyTorch share."""
+"""The command line shared by the PyTorch benchmarks."""
 
 import argparse
 import json
@@ -13,12 +13,12 @@ from benchmarks.record import result, torch_place, write
 
 
 def parser_for(doc: str | None, what: str, rounds: int) -> argparse.ArgumentParser:
-    """Return a parser with the options that every benchmark has.
+    """Return a parser with the options of every benchmark.
 
     Args:
-        doc: The docstring of the script, which is its help.
+        doc: The docstring of the script, shown as its help.
         what: The name of the benchmark, as in the name of its script.
-        rounds: How many timed turns each contestant has by default.
+        rounds: Default number of timed turns of each implementation.
     """
     module = f"python -m benchmarks.bench_{what}"
     parser = argparse.ArgumentParser(
@@ -29,39 +29,43 @@ def parser_for(doc: str | None, what: str, rounds: int) -> argparse.ArgumentPars
     )
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument(
-        "--rounds", type=int, default=rounds, help="timed turns of each (%(default)s)"
+        "--rounds",
+        type=int,
+        default=rounds,
+        help="timed turns of each implementation (%(default)s)",
     )
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--commit", default="", help="where git cannot tell it")
+    parser.add_argument(
+        "--commit", default="", help="commit to record outside a git checkout"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, no table")
     return parser
 
 
 def add_only(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
-    """Add the option that picks contestants by name."""
+    """Add the option that selects implementations by name."""
     listed = ", ".join(f'"{name}"' for name in names)
     parser.add_argument(
         "--only",
         action="append",
         metavar="NAME",
         choices=tuple(names),
-        help=f"only this contestant, may be repeated: {listed}",
+        help=f"only this implementation; may be repeated: {listed}",
     )
 
 
 def save(
     args: argparse.Namespace, what: str, rows: list[dict[str, Any]], **ceilings: float
 ) -> dict[str, Any]:
-    """Write the JSON file if one was asked for; return what is in it.
+    """Write the JSON file if --out was given; return its contents.
 
-    Called whenever there are more rows: those of a long run must not be lost when a
-    later part of it fails.
+    Called after each part of a benchmark, so that a later failure loses no rows.
 
     Args:
         args: From the parser above.
         what: The name of the benchmark.
-        rows: What was measured.
-        **ceilings: What the device itself can do, for the record.
+        rows: The measurements.
+        **ceilings: Limits of the device itself, stored beside the rows.
     """
     record = result(what, torch_place(args.device), rows, args.commit) | ceilings
     if args.out:
@@ -82,7 +86,7 @@ def show(
     Args:
         args, what, rows, **ceilings: As for `save`.
         columns: The field of each column of the table, by its heading.
-        title: What the numbers are.
+        title: Heading of the table.
     """
     record = save(args, what, rows, **ceilings)
     if args.json:
@@ -104,7 +108,7 @@ def table(title: str, columns: dict[str, str], rows: list[dict[str, Any]]) -> Ta
 
 
 def cell(value: Any) -> str:
-    """Return a value as it is shown: numbers with three digits or more.
+    """Format a value: numbers with at least three digits.
 
     >>> cell(0.12345), cell(12345.6), cell(148), cell(None)
     ('0.123', '12346', '148', '')

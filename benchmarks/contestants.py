@@ -1,4 +1,4 @@
-"""Who takes part: an optimizer, a scaler and the loop around them."""
+"""The compared implementations: an optimizer, a scaler and the loop around them."""
 
 import atexit
 import shutil
@@ -17,19 +17,19 @@ from benchmarks.timing import Step
 
 MAX_NORM = 1.0
 LR = 1e-5
-# Small enough that nothing overflows, so that nobody saves time by skipping.
+# Small enough that no step overflows: a skipped step would take less time.
 INIT_SCALE = 2.0**10
 
 Loop = Callable[[Any, Any, list[Tensor]], None]
 
 
 def bare(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
-    """Step, and nothing else."""
+    """Step only."""
     optimizer.step()
 
 
 def unscaling(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
-    """Step, and let torch's kernel divide the gradients by 1, as under a scaler."""
+    """Step with grad_scale=1, so that torch's kernel divides as under a scaler."""
     optimizer.grad_scale, optimizer.found_inf = _numbers(params[0].device)
     optimizer.step()
     del optimizer.grad_scale, optimizer.found_inf
@@ -47,7 +47,7 @@ def clipped(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
 
 
 def torchs(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
-    """Clip and step in torch's documented way."""
+    """Clip and step as torch documents it."""
     scaler.unscale_(optimizer)
     torch.nn.utils.clip_grad_norm_(params, MAX_NORM)
     scaler.step(optimizer)
@@ -62,13 +62,13 @@ def ours(scaler: Any, optimizer: Any, params: list[Tensor]) -> None:
 
 
 class Contestant(NamedTuple):
-    """One way to do everything after backward.
+    """One implementation of everything after backward.
 
     Attributes:
         optimizer: "fused" or "foreach", which are torch's, or "own".
         scaler: "torch", "gradscale", "plain" (gradscale without its kernels),
             "recorded" (gradscale with a run file) or "".
-        loop: What is called after backward.
+        loop: Called after backward.
     """
 
     optimizer: str
@@ -93,7 +93,7 @@ STEP = {
 
 
 def own_is_there() -> bool:
-    """Return whether this version of gradscale has optimizers."""
+    """Return whether gradscale's own optimizers can be imported."""
     try:
         _own_adamw()
     except (ImportError, AttributeError):
@@ -108,7 +108,7 @@ def _own_adamw() -> Any:
 def chosen(
     everyone: dict[str, Contestant], only: Iterable[str] | None
 ) -> dict[str, Contestant]:
-    """Return those asked for, in the order of `everyone`; by default all there are."""
+    """Return the selected implementations in order; by default all available ones."""
     if only:
         return {name: who for name, who in everyone.items() if name in set(only)}
     there = own_is_there()
@@ -128,23 +128,23 @@ def new_scaler(kind: str, device: str) -> Any:
     scaler = gradscale.torch.GradScaler(
         device, init_scale=INIT_SCALE, kernels=kernels, record=record
     )
-    # The optimizers are shared and have steps behind them: that is meant.
+    # Marks the scaler as resumed: the shared optimizers already have state.
     scaler.load_state_dict(scaler.state_dict())
     return scaler
 
 
 def new_run_file() -> Path:
-    """Return the path of a run file that goes with the process."""
+    """Return the path of a run file that is deleted at exit."""
     folder = tempfile.mkdtemp(prefix="gradscale-bench-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder) / "run.gs"
 
 
 class Optimizers:
-    """One AdamW of each kind over the same parameters, made when first asked for.
+    """One AdamW of each kind over the same parameters, created on first use.
 
-    Contestants share them: time does not depend on the values, and the state of each
-    takes as much memory as parameters and gradients together.
+    Implementations share them: time does not depend on the values, and the state of
+    each takes as much memory as parameters and gradients together.
 
     Attributes:
         params: As given.
@@ -155,7 +155,7 @@ class Optimizers:
         self._made: dict[str, Any] = {}
 
     def get(self, kind: str) -> Any:
-        """Return the "fused", "foreach" or "own" one."""
+        """Return the optimizer of kind "fused", "foreach" or "own"."""
         if kind not in self._made:
             self._made[kind] = self._new(kind)
         return self._made[kind]
@@ -168,13 +168,13 @@ class Optimizers:
 
 
 class Entered(NamedTuple):
-    """A contestant on its parameters.
+    """An implementation bound to parameters.
 
     Attributes:
-        scale: Scale a loss: what comes before backward, and before every step.
+        scale: Scales a loss; called before every step.
         step: Everything after backward.
-        optimizer: Perhaps shared with others.
-        scaler: Its own; None if it has none.
+        optimizer: Possibly shared with others.
+        scaler: None if there is none.
     """
 
     scale: Step
@@ -186,7 +186,7 @@ class Entered(NamedTuple):
 def enter(
     who: Contestant, params: list[Tensor], optimizers: Optimizers, device: str
 ) -> Entered:
-    """Return the contestant on these parameters."""
+    """Bind an implementation to parameters."""
     optimizer = optimizers.get(who.optimizer)
     scaler = new_scaler(who.scaler, device)
     loss = torch.zeros((), device=device)

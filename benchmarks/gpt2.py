@@ -1,4 +1,4 @@
-"""GPT-2 as a plain torch module, for the time of whole training steps."""
+"""GPT-2 as a plain torch module, for training benchmarks."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Size:
-    """How large the model is; GPT-2 with 124 M parameters by default."""
+    """Dimensions of the model; by default GPT-2 with 124 M parameters."""
 
     vocabulary: int = 50257
     context: int = 1024
@@ -19,7 +19,7 @@ class Size:
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a norm and beside a skip."""
+    """Attention and a two-layer perceptron, both pre-norm with skip connections."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """A language model whose head is its embedding."""
+    """A language model with tied embedding and head."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class GPT2(nn.Module):
                 nn.init.normal_(param, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the loss of predicting each token from those before it.
+        """Return the next-token loss.
 
         Args:
             tokens: i64[batch, length + 1].
@@ -79,5 +79,5 @@ class GPT2(nn.Module):
 
 
 def random_tokens(size: Size, batch: int, length: int, device: str) -> Tensor:
-    """Return i64[batch, length + 1], every token as likely as any other."""
+    """Return i64[batch, length + 1], uniformly distributed."""
     return torch.randint(size.vocabulary, (batch, length + 1), device=device)

@@ -1,7 +1,8 @@
-"""What a scaler needs of a GPU's memory, beside the optimizer that it serves.
+"""GPU memory of a scaler, beside that of the optimizer.
 
-Counted is what the caching allocator was asked for, and each small block as it rounds
-it up: what it leaves unused at the end of large blocks depends on what ran before.
+Counted are the bytes requested from the caching allocator, with small blocks rounded up
+as it does. The unused end of large blocks is left out: it depends on earlier
+allocations.
 """
 
 import gc
@@ -11,14 +12,15 @@ import torch
 
 from benchmarks.timing import Step
 
-# The allocator's: blocks up to this size share pages, in steps of the other.
+# Of the allocator: blocks up to SMALL share pages, in multiples of GRAIN.
 SMALL, GRAIN = 2**20, 512
 
 
 def held(when: str = "current") -> int:
     """Return the bytes in use on the GPU: "current", or "peak" since the last reset.
 
-    The peaks of small and large blocks may be at two times: their sum is a bound.
+    The peaks of small and large blocks may occur at different times: their sum is an
+    upper bound.
     """
     stats = torch.cuda.memory_stats()
     small = stats[f"allocated_bytes.small_pool.{when}"]
@@ -26,13 +28,13 @@ def held(when: str = "current") -> int:
 
 
 def footprint(size: int) -> int:
-    """Return what a tensor of this many bytes adds to `held`."""
+    """Return the contribution of a tensor of this many bytes to `held`."""
     return size if size > SMALL else -(-size // GRAIN) * GRAIN
 
 
 def state_bytes(optimizer: Any) -> int:
-    """Return what the state of an optimizer adds to `held`, masters included."""
-    # By storage: several tensors may be parts of one.
+    """Return the contribution of an optimizer's state to `held`, with masters."""
+    # By storage: several tensors may share one.
     storages = {
         value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
         for state in optimizer.state.values()
@@ -43,7 +45,7 @@ def state_bytes(optimizer: Any) -> int:
 
 
 def peak_of(step: Step) -> int:
-    """Return how many bytes a step needs for a while, and gives back."""
+    """Return the temporary memory of a step in bytes."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = held()
@@ -53,24 +55,24 @@ def peak_of(step: Step) -> int:
 
 
 class Meter:
-    """The memory of one contestant: made before it is, read once it is warm."""
+    """The memory of one implementation: created before it, read after warm-up."""
 
     def __init__(self) -> None:
-        # What the last one left behind must not be freed while this one is measured.
+        # Garbage of earlier measurements must not be freed during this one.
         gc.collect()
         self._before = held()
         self._state = 0
 
     def made(self, optimizer: Any) -> None:
-        """Note what state the optimizer has already: another contestant's too."""
+        """Note the existing state of the optimizer, which may be shared."""
         self._state = state_bytes(optimizer)
 
     def read(self, step: Step, optimizer: Any, param_bytes: int) -> dict[str, float]:
-        """Return what the scaler keeps and what its step needs for a while.
+        """Return the permanent and temporary memory of the scaler.
 
         Args:
-            step: The contestant's; taken once more.
-            optimizer: Its optimizer; stepped once more, by itself.
+            step: Everything after backward; called once more.
+            optimizer: Stepped once more, by itself.
             param_bytes: Of all parameters, for the share.
         """
         new_state = state_bytes(optimizer) - self._state

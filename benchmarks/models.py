@@ -1,4 +1,4 @@
-"""The parameters of models people know, as shapes."""
+"""Parameter shapes of well-known models."""
 
 
 def gpt2_shapes(width: int = 768, blocks: int = 12) -> list[tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""The one shape of a benchmark's result, and the table that is printed from it."""
+"""The format of a benchmark's result."""
 
 import json
 import os
@@ -22,11 +22,11 @@ def quantiles(times: Sequence[float]) -> dict[str, float]:
 
 
 class Place(NamedTuple):
-    """Where something was measured.
+    """The machine and libraries of a measurement.
 
     Attributes:
-        device: A name that means something on another machine.
-        versions: Of the framework that ran.
+        device: Name of the device.
+        versions: Of the framework.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 
 def torch_place(device: str) -> Place:
-    """Return where torch runs on "cpu" or "cuda"."""
+    """Return the place of torch on "cpu" or "cuda"."""
     import torch
 
     name = f"CPU, {torch.get_num_threads()} threads"
@@ -47,7 +47,7 @@ def torch_place(device: str) -> Place:
 
 
 def jax_place() -> Place:
-    """Return where JAX runs by default."""
+    """Return the place of JAX's default device."""
     import flax
     import jax
     import optax
@@ -63,13 +63,13 @@ def jax_place() -> Place:
 def result(
     what: str, place: Place, rows: list[dict[str, Any]], commit: str = ""
 ) -> dict[str, Any]:
-    """Return rows with all that is needed to judge them later.
+    """Return rows together with commit, date, device and versions.
 
     Args:
         what: The name of the benchmark.
-        place: Where it ran.
-        rows: What was measured.
-        commit: For a copy of the tree that is no git checkout.
+        place: Machine and libraries.
+        rows: The measurements.
+        commit: Needed outside a git checkout.
     """
     return {
         "format": 1,
@@ -84,7 +84,7 @@ def result(
 
 
 def write(path: Path, record: dict[str, Any]) -> None:
-    """Write the record whole or not at all."""
+    """Write the record atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(record, indent=1) + "\n")
@@ -92,7 +92,7 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 
 def _commit() -> str:
-    """Return the commit that was measured; results are no part of it."""
+    """Return the measured commit, marked if the tree has changes besides results."""
     others = ("--", ":(top)", ":(top,exclude)benchmarks/results")
     changed = _git("status", "--porcelain", "--untracked-files=no", *others)
     name = _git("describe", "--always") or "unknown"

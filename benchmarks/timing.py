@@ -1,9 +1,9 @@
-"""Clocks for a step: by itself, behind a busy device, and on the host alone.
+"""Clocks for a step: wall time, device time behind a busy device, and host time.
 
-On a GPU a step by itself mostly waits for the host, which in training is ahead: the
-device is still busy with the backward pass. So a long pause is queued first, the step
-is handed over while it lasts, and two events around the step then tell the time of the
-device alone.
+On an idle GPU a step mostly waits for the host. In training the host is ahead, because
+the device is still busy with the backward pass. To measure device time, a long pause is
+enqueued first, the step is enqueued during the pause, and two events around the step
+give the time of the device alone.
 """
 
 import random
@@ -20,18 +20,18 @@ from benchmarks.record import quantiles
 
 Step = Callable[[], object]
 WARM_UP = 3
-# A pause for a step that waits for the device, however long the pause is.
+# For a step whose host waits for the device: a longer pause would not help.
 SHORT_MS = 2.0
 
 
 def synchronize(device: str) -> None:
-    """Wait until the device is done; a CPU always is."""
+    """Wait for the device; returns at once on a CPU."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def wall_ms(step: Step, device: str) -> float:
-    """Return the time of a step by itself in ms, host and device."""
+    """Return the wall time of a step in ms, host and device."""
     synchronize(device)
     start = time.perf_counter()
     step()
@@ -40,13 +40,13 @@ def wall_ms(step: Step, device: str) -> float:
 
 
 class Queued(NamedTuple):
-    """The times of a step that was handed over behind a pause.
+    """The times of a step that was enqueued behind a pause.
 
     Attributes:
-        device: ms that the device took, from the end of the pause.
-        host: ms until the host had handed everything over.
-        late: The pause was over by then, so that the device may have waited in
-            between and its time is too long.
+        device: ms of device time, from the end of the pause.
+        host: ms until the host had enqueued everything.
+        late: The pause ended before the host was done, so the device may have idled and
+            its time may be too long.
     """
 
     device: float
@@ -55,10 +55,10 @@ class Queued(NamedTuple):
 
 
 class Queue:
-    """A GPU that is kept busy while the host hands over a step."""
+    """A GPU that is kept busy while the host enqueues a step."""
 
     def __init__(self) -> None:
-        # Long enough for the clock of the GPU to reach its speed.
+        # Long enough for the GPU to reach its full clock rate.
         torch.cuda._sleep(200_000_000)
         self._cycles_per_ms = 1.0
         cycles = 20_000_000
@@ -66,7 +66,7 @@ class Queue:
         self._cycles_per_ms = cycles / pause.device
 
     def timed(self, step: Step, busy_ms: float) -> Queued:
-        """Return what the step takes behind a pause of this length."""
+        """Time the step behind a pause of this length."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         torch.cuda._sleep(int(busy_ms * self._cycles_per_ms))
@@ -81,26 +81,26 @@ class Queue:
 
 
 def queue_of(device: str) -> Queue | None:
-    """Return the queue of a GPU; a CPU has none."""
+    """Return the queue of a GPU; None on a CPU."""
     return Queue() if device == "cuda" else None
 
 
 class Stopwatch:
-    """The times of one contestant, in ms, a list for each clock.
+    """The times of one implementation in ms, a list for each clock.
 
     Args:
-        step: What is timed.
-        prepare: Called before each step, outside of the timing.
+        step: The timed function.
+        prepare: Called before each step, untimed.
         device: "cpu" or "cuda".
-        queue: The GPU's, or None for the time of a step by itself only.
-        clock: The one that counts on a GPU: "device" or "host".
+        queue: The GPU's, or None for wall time only.
+        clock: The main clock on a GPU: "device" or "host".
 
     Attributes:
-        times: Those of "wall", and on a GPU those of "device" and "host".
-        clock: The one that counts.
-        waits: The host waits for the device in the middle of a step, or for a place
-            in its queue, however long the pause is.
-        late: How many of the steps were late for another reason, or by waiting.
+        times: Of "wall", and on a GPU of "device" and "host".
+        clock: The main clock.
+        waits: The host waits for the device within a step, or for space in its queue,
+            for any length of the pause.
+        late: Number of steps that were late.
     """
 
     def __init__(
@@ -120,13 +120,13 @@ class Stopwatch:
         self.busy_ms = SHORT_MS
 
     def warm_up(self) -> None:
-        """Compile, allocate, and find out how long a pause must be."""
+        """Compile, allocate, and choose the length of the pause."""
         for _ in range(WARM_UP):
             self.prepare()
             alone = wall_ms(self.step, self.place)
         if self.queue is None:
             return
-        # By itself a step takes at least as long as the host needs for it.
+        # The wall time is at least the host time.
         self.busy_ms = 2.0 * alone + 5.0
         self.waits = self._behind_pause(tries=2).late
         if self.waits:
@@ -144,7 +144,7 @@ class Stopwatch:
         self.late += seen.late
 
     def _behind_pause(self, tries: int) -> Queued:
-        """Return the first try that was not late, else the last; pause ever longer."""
+        """Return the first try that was not late, else the last; double the pause."""
         assert self.queue is not None
         for left in reversed(range(tries)):
             self.prepare()
@@ -156,13 +156,13 @@ class Stopwatch:
         return seen
 
     def main(self) -> list[float]:
-        """Return the times of the clock that counts."""
+        """Return the times of the main clock."""
         return self.times[self.clock]
 
     def figures(self) -> dict[str, Any]:
-        """Return the quantiles of every clock; of the one that counts, by themselves.
+        """Return the quantiles of every clock; those of the main clock unprefixed.
 
-        The host's are left out where it waits: they would be those of the device.
+        Host times are omitted where the host waits: they would be those of the device.
         """
         shown: dict[str, Any] = {"clock": self.clock, **quantiles(self.main())}
         if self.queue is not None:
@@ -175,7 +175,7 @@ class Stopwatch:
 
 
 def in_order(*steps: Step) -> Step:
-    """Return one step that takes all of these."""
+    """Return a function that calls all of these in order."""
 
     def all_of_them() -> None:
         for step in steps:
@@ -187,7 +187,7 @@ def in_order(*steps: Step) -> Step:
 def in_turns(names: Sequence[str], rounds: int, title: str) -> Iterator[str]:
     """Yield every name once a round, behind a progress bar.
 
-    Nobody always goes first, or always after the same one.
+    The order changes from round to round, so that no name always follows the same one.
     """
     for turn in track(range(rounds), title, console=Console(stderr=True)):
         first = turn % len(names)
@@ -196,17 +196,17 @@ def in_turns(names: Sequence[str], rounds: int, title: str) -> Iterator[str]:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of the ratios within a turn."""
+    """Return the median of the paired ratios."""
     return statistics.median(ratios(ours, theirs))
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """Return the ratio of every turn."""
+    """Return the ratio of each pair of turns."""
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
 def upper_bound(values: Sequence[float], draws: int = 2000) -> float:
-    """Return what the median lies under with 95 % confidence, by the bootstrap."""
+    """Return the 95 % upper confidence bound of the median, by the bootstrap."""
     dice = random.Random(0)
     medians = sorted(
         statistics.median(dice.choices(values, k=len(values))) for _ in range(draws)
@@ -215,14 +215,14 @@ def upper_bound(values: Sequence[float], draws: int = 2000) -> float:
 
 
 def bytes_per_ms(device: str, queue: Queue | None, size: int = 0) -> float:
-    """Return how many bytes a copy on the device reads and writes in a ms.
+    """Return the bytes per ms that a copy on the device reads and writes.
 
     Args:
-        device, queue: Where, and its queue.
+        device, queue: As for `Stopwatch`.
         size: Bytes to copy; by default 2 GiB on a GPU, 256 MiB on a CPU.
     """
     size = size or (2**31 if device == "cuda" else 2**28)
-    # Random: a memory may be faster with zeros.
+    # Random: memory may be faster with zeros.
     source = torch.empty(size // 4, device=device).normal_()
     target = torch.empty_like(source)
     watch = Stopwatch(lambda: target.copy_(source), lambda: None, device, queue)

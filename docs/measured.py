@@ -1,7 +1,7 @@
 """Tables of measured results, from the JSON files in benchmarks/results."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ OWN, FUSED = "gradscale + own AdamW", "gradscale + fused"
 STEPPERS = (
     "fused AdamW alone",
     "`torch.amp`, fused AdamW",
-    "gradscale, torch's fused AdamW",
+    "gradscale, fused AdamW",
     "gradscale and its AdamW",
 )
+PLAIN = 'gradscale, fused AdamW, `kernels="plain"`'
+PAIRED = (("torch", "ratio_to_torch"),)
 BEGIN, END = "<!-- {name}: made by python -m docs.render -->", "<!-- end -->"
 
 
 def filled(text: str) -> str:
-    """Return a page with each of its marked tables made anew."""
+    """Return a page with each of its marked tables rendered again."""
     for name, table in TABLES.items():
         begin = BEGIN.format(name=name)
         if begin in text:
@@ -31,70 +33,186 @@ def filled(text: str) -> str:
 
 
 def step_table() -> str:
-    """Return the time of everything after backward, a row a set of tensors."""
+    """Return the time of everything after backward, one row for each set of tensors.
+
+    A CPU has no floor: its caches hold part of what the floor takes to be moved.
+    """
     lines = []
     for record in _records("step"):
         for name, rows in _by_set(record).items():
             some = next(iter(rows.values()))
-            clock = ", device time" if some.get("clock") == "device" else ""
-            floor = f"{some['floor_ms']:.3g} ms" if "floor_ms" in some else NOTHING
-            figures = (
-                (BARE, ()),
-                (TORCH, ()),
-                (FUSED, (("torch", "ratio_to_torch"),)),
-                (OWN, (("torch", "ratio_to_torch"), ("floor", "ratio_to_floor"))),
-            )
+            on_device = some.get("clock") == "device"
+            floor = f"{some['floor_ms']:.3g} ms" if on_device else NOTHING
+            own = (*PAIRED, ("floor", "ratio_to_floor")) if on_device else PAIRED
+            figures = ((BARE, ()), (TORCH, ()), (FUSED, PAIRED), (OWN, own))
             cells = [_time(rows.get(impl), shown) for impl, shown in figures]
+            clock = ", device time" if on_device else ""
             lines.append([f"{name}, {record['device']}{clock}", floor, *cells])
     head = ["after backward: check, unscale, clip, AdamW, update", "floor", *STEPPERS]
     return _table(head, lines)
 
 
+def step_short_table() -> str:
+    """Return device times of f32 parameters only, for a page that must stay short."""
+    lines = []
+    for record in _records("step"):
+        for name, rows in _by_set(record).items():
+            torchs = rows.get(TORCH)
+            if torchs is None or torchs.get("clock") != "device":
+                continue
+            cells = [_time(rows.get(impl), PAIRED) for impl in (FUSED, OWN)]
+            lines.append([name, _time(torchs, ()), *cells])
+    return _table(["device time after backward", *STEPPERS[1:]], lines)
+
+
+def wall_table() -> str:
+    """Return the time of a step by itself, host included, on a GPU."""
+    impls = (FUSED, OWN, "gradscale, plain + fused")
+    lines = []
+    for record in _records("step"):
+        for name, rows in _by_set(record).items():
+            timed = {n: row for n, row in rows.items() if row.get("clock") == "device"}
+            if TORCH not in timed:
+                continue
+            torchs = f"{timed[TORCH]['wall_p50']:.3g} ms"
+            walls = [torchs, *(_wall(timed.get(impl)) for impl in impls)]
+            lines.append([f"{name}, {record['device']}", *walls])
+    head = ("one step by itself, host included", *STEPPERS[1:], PLAIN)
+    return _table(head, lines)
+
+
+def _wall(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return NOTHING
+    return f"{row['wall_p50']:.3g} ms, {row['wall_ratio_to_torch']:.2f} × torch"
+
+
+def memory_table() -> str:
+    """Return the GPU memory that a scaler needs, as a share of the parameters."""
+    impls = (TORCH, FUSED, OWN, "gradscale, plain + fused")
+    lines = []
+    for record in _records("step"):
+        for name, rows in _by_set(record).items():
+            if not any("memory_share" in row for row in rows.values()):
+                continue
+            shares = [rows.get(impl, {}).get("memory_share") for impl in impls]
+            cells = [NOTHING if s is None else f"{100 * s:.2f} %" for s in shares]
+            lines.append([f"{name}, {record['device']}", *cells])
+    head = ("memory of the scaler", *STEPPERS[1:], PLAIN)
+    return _table(head, lines)
+
+
 def host_table() -> str:
-    """Return the host's time for a step, a row a number of tensors."""
-    against = (("torch", "ratio_to_torch"),)
+    """Return the host time of a step, one row for each number of tensors."""
     lines = []
     for record in _records("host"):
         for count in dict.fromkeys(row["tensors"] for row in record["rows"]):
             rows = {r["impl"]: r for r in record["rows"] if r["tensors"] == count}
             cells = [_time(rows.get(impl), ()) for impl in (BARE, TORCH)]
-            cells += [_time(rows.get(impl), against) for impl in (FUSED, OWN)]
+            cells += [_time(rows.get(impl), PAIRED) for impl in (FUSED, OWN)]
             lines.append([f"{count} tensors, {record['device']}", *cells])
     return _table(["host time of a step", *STEPPERS], lines)
 
 
-def train_table(device: str = "") -> str:
-    """Return what each scaler adds to a training step, a row a batch and optimizer.
-
-    Args:
-        device: Only what was measured on such a device.
-    """
+def train_table() -> str:
+    """Return what each scaler adds to a training step, by batch and optimizer."""
     lines = []
-    for record in _records("train"):
-        if device not in record["device"]:
-            continue
-        for batch in dict.fromkeys(row["batch"] for row in record["rows"]):
-            rows = {r["impl"]: r for r in record["rows"] if r["batch"] == batch}
-            size = f"{next(iter(rows.values()))['elements'] / 1e6:.3g} M parameters"
-            for kind in ("fused", "foreach"):
-                base = rows.get(f"no scaler + {kind}")
-                if base is None:
-                    continue
-                own = rows.get(OWN) if kind == "fused" else None
-                names = ("torch.amp", "gradscale", "gradscale, torch's loop")
-                compared = [*(rows.get(f"{name} + {kind}") for name in names), own]
-                label = f"{size}, batch {batch}, {kind} AdamW, {record['device']}"
-                cells = [_overhead(row) for row in compared]
-                lines.append([label, f"{base['p50']:.4g} ms", *cells])
+    for record, batch, rows in _batches():
+        size = f"{next(iter(rows.values()))['elements'] / 1e6:.3g} M parameters"
+        for kind in ("fused", "foreach"):
+            base = rows.get(f"no scaler + {kind}")
+            if base is None:
+                continue
+            own = rows.get(OWN) if kind == "fused" else None
+            names = ("torch.amp", "gradscale", "gradscale, torch's loop")
+            compared = [*(rows.get(f"{name} + {kind}") for name in names), own]
+            label = f"{size}, batch {batch}, {kind} AdamW, {record['device']}"
+            cells = [_overhead(row) for row in compared]
+            lines.append([label, f"{base['p50']:.4g} ms", *cells])
     head = (
-        "training step, and what a scaler adds (at most, with 95 % confidence)",
+        "training step, and what a scaler adds (95 % upper bound)",
         "no scaler",
         "`torch.amp`",
         "gradscale",
-        "gradscale, torch's loop",
+        "gradscale, loop unchanged",
         "gradscale and its AdamW",
     )
     return _table(head, lines)
+
+
+# Settings of gradscale that the table of training steps has no column for.
+VARIANTS = {
+    'fused AdamW, `kernels="plain"`': "gradscale, plain + fused",
+    "fused AdamW, recorded": "gradscale, recorded + fused",
+    "gradscale's AdamW, recorded": "gradscale, recorded + own AdamW",
+}
+
+
+def variants_table() -> str:
+    """Return what gradscale adds to a training step in other settings."""
+    lines = []
+    for record, batch, rows in _batches():
+        if not record["device"].startswith("CPU"):
+            cells = [_overhead(rows.get(impl)) for impl in VARIANTS.values()]
+            lines.append([f"batch {batch}, {record['device']}", *cells])
+    return _table(["training step, what gradscale adds", *VARIANTS], lines)
+
+
+def _batches() -> Iterator[tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]:
+    """Yield (record, batch, rows by implementation) of all training steps."""
+    for record in _records("train"):
+        for batch in dict.fromkeys(row["batch"] for row in record["rows"]):
+            rows = {r["impl"]: r for r in record["rows"] if r["batch"] == batch}
+            yield record, batch, rows
+
+
+def record_table() -> str:
+    """Return the host time that verdicts and the run file take in a step."""
+    lines = []
+    for record in _records("record"):
+        for row in record["rows"]:
+            if "inside_us" in row:
+                whose = "gradscale's" if row["optimizer"] == "own" else "torch's fused"
+                label = f"{row['impl']}, {whose} AdamW, {record['device']}"
+                figures = (row["inside_us"], row["inside_mean_us"])
+                lines.append([label, *(f"{us:.0f} µs" for us in figures)])
+    return _table(["host time within a step", "median", "mean"], lines)
+
+
+WALKS = {
+    "plain, no clip": "`torch.optim.AdamW(foreach=True)`, no clip",
+    "plain": "`torch.optim.AdamW(foreach=True)`",
+    "fused": "`torch.optim.AdamW(fused=True)`, kernels",
+    "own": "`gradscale.torch.optim.AdamW`, kernels",
+    "torch.amp, fused": "`torch.amp.GradScaler`, either of torch's",
+}
+
+
+def walk_table() -> str:
+    """Return the Python calls of a step and the files that they enter."""
+    methods = ("scale", "backward", "clip", "step", "update", "last")
+    file = RESULTS / "walk.json"
+    record = json.loads(file.read_text()) if file.exists() else {"rows": []}
+    rows = {row["impl"]: row for row in record["rows"]}
+    lines = []
+    for impl, label in WALKS.items():
+        if impl in rows:
+            row = rows[impl]
+            calls = [str(row[f"{method}_calls"] or NOTHING) for method in methods]
+            lines.append([label, str(row["files"]), str(row["calls"]), *calls])
+    return _table(["one step", "files", "calls", *methods], lines)
+
+
+def sources_table() -> str:
+    """Return which version was measured for each table, where and when."""
+    lines = []
+    for what in ("step", "host", "train", "record", "jax_update"):
+        for file in sorted(RESULTS.glob(f"{what}_*.json")):
+            record = json.loads(file.read_text())
+            names = [f"{n} {v}" for n, v in record["versions"].items()]
+            place = f"{record['device']}; {', '.join(names)}"
+            lines.append([f"`{file.name}`", record["commit"], record["date"], place])
+    return _table(["file in `benchmarks/results`", "commit", "date", "where"], lines)
 
 
 def _records(what: str) -> list[dict[str, Any]]:
@@ -138,7 +256,7 @@ def _by_set(record: dict[str, Any]) -> dict[str, dict[str, dict[str, Any]]]:
     return sets
 
 
-# A CPU has only one of them: its kernels are not told apart from the host.
+# A CPU has only the third: its kernels run on the host.
 JAX_FIGURES = (
     ("all kernels together", "device_ms", " ms"),
     ("a step while the device is busy", "queued_p50", " ms"),
@@ -148,7 +266,7 @@ JAX_FIGURES = (
 
 
 def jax_table(figures: Sequence[tuple[str, str, str]] = JAX_FIGURES) -> str:
-    """Return the time of a compiled JAX update, rows for each set of arrays."""
+    """Return the time of a compiled JAX update, by set of arrays and clock."""
     lines = [
         "| compiled update | clip and AdamW, no scaling | flax way | gradscale |",
         "|---|---|---|---|",
@@ -168,38 +286,56 @@ def jax_table(figures: Sequence[tuple[str, str, str]] = JAX_FIGURES) -> str:
 
 
 def jax_defects_table() -> str:
-    """Return what each scaler of JAX does right, a row a behaviour."""
+    """Return which behaviours each scaler of JAX has."""
     record = json.loads((RESULTS / "jax_defects.json").read_text())
     kinds = ("jmp", "flax", "MPX", "gradscale")
-    lines = [f"| | {' | '.join(kinds)} |", "|---|---|---|---|---|"]
+    lines = [f"| behaviour | {' | '.join(kinds)} |", "|---|---|---|---|---|"]
     for row in record["rows"]:
         cells = " | ".join(_mark(row[kind], 1) for kind in kinds)
         lines.append(f"| {row['behaviour']} | {cells} |")
     return "\n".join(lines)
 
 
-# What costs people runs, for a page that must stay short.
-WORST = (
-    "weights survive a scale that collapses",
-    "an unscale that overflows is a skip",
-    "fused momentum survives a skipped first step",
-    "update between two steps keeps the scale of the backward",
-    "accumulation after unscale is reported",
-    "a skip can be told from a step",
-    "a positional closure never runs on scaled gradients",
-    "a bad state changes nothing",
-)
+# The defects that cost runs, for a page that must stay short: scenario to label.
+WORST = {
+    "weights survive a scale that collapses": "weights survive a scale that falls to 0",
+    "an unscale that overflows is a skip": (
+        "a step is skipped if unscaling itself overflows"
+    ),
+    "fused momentum survives a skipped first step": (
+        "fused SGD has valid momentum after a skipped first step"
+    ),
+    "update between two steps keeps the scale of the backward": (
+        "gradients are unscaled with the scale of their own backward pass"
+    ),
+    "accumulation after unscale is reported": (
+        "a backward pass after `unscale_` is reported"
+    ),
+    "a skip can be told from a step": (
+        "the outcome of a step is known, with every optimizer"
+    ),
+    "a positional closure never runs on scaled gradients": (
+        "a closure never runs on scaled gradients"
+    ),
+    "a bad state changes nothing": (
+        "an invalid checkpoint is refused and changes nothing"
+    ),
+}
 
 
-def defects_table(wanted: tuple[str, ...] = ()) -> str:
-    """Return what each scaler does right, a row a behaviour; all of them by default."""
+def defects_table(wanted: dict[str, str] | None = None) -> str:
+    """Return which behaviours each scaler has; all of them by default.
+
+    Args:
+        wanted: Labels of the scenarios to show, by name.
+    """
     record = json.loads((RESULTS / "defects.json").read_text())
     kinds = ("torch.amp.GradScaler", "gradscale")
-    lines = ["| | `torch.amp.GradScaler` | gradscale |", "|---|---|---|"]
+    lines = ["| behaviour | `torch.amp.GradScaler` | gradscale |", "|---|---|---|"]
     rows = {row["behaviour"]: row for row in record["rows"]}
-    for row in [rows[name] for name in wanted or rows]:
-        cells = [_mark(row[kind], row["variants"]) for kind in kinds]
-        lines.append(f"| {row['behaviour']} | {cells[0]} | {cells[1]} |")
+    for name, label in (wanted or {name: name for name in rows}).items():
+        cells = [_mark(rows[name][kind], rows[name]["variants"]) for kind in kinds]
+        lines.append(f"| {label} | {cells[0]} | {cells[1]} |")
     return "\n".join(lines)
 
 
@@ -214,10 +350,15 @@ TABLES: dict[str, Callable[[], str]] = {
     "jax-short": partial(jax_table, JAX_FIGURES[1:2]),
     "jax-defects": jax_defects_table,
     "step": step_table,
+    "step-short": step_short_table,
+    "wall": wall_table,
+    "memory": memory_table,
     "host": host_table,
     "train": train_table,
-    # A model that a CPU can train in no time says little of a training step.
-    "train-gpu": partial(train_table, "NVIDIA"),
+    "train-variants": variants_table,
+    "record": record_table,
+    "walk": walk_table,
+    "sources": sources_table,
     "defects": defects_table,
     "defects-short": partial(defects_table, WORST),
 }

@@ -1,4 +1,4 @@
-"""Write the pages that are made from data: `python -m docs.render [--check]`."""
+"""Render the pages that come from data: `python -m docs.render [--check]`."""
 
 import argparse
 import sys
@@ -12,8 +12,10 @@ ROOT = Path(__file__).parent.parent
 CODES = ROOT / "docs" / "codes.md"
 MEASURED = (
     ROOT / "README.md",
-    ROOT / "docs" / "torch.md",
+    ROOT / "docs" / "benchmarks.md",
+    ROOT / "docs" / "how-it-is-built.md",
     ROOT / "docs" / "jax.md",
+    ROOT / "docs" / "torch.md",
 )
 HEAD = f"""\
 # Codes
@@ -78,7 +80,7 @@ def fenced(snippet: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the pages, or with --check only say whether they are up to date."""
+    """Write the pages; with --check only report those that are out of date."""
     parser = argparse.ArgumentParser(prog="python -m docs.render", description=__doc__)
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail if out of date"

@@ -1,4 +1,4 @@
-"""A result names the commit that was measured."""
+"""A result names the measured commit."""
 
 import subprocess
 
@@ -25,7 +25,7 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_result_that_is_written_again_is_no_change_of_what_was_measured(checkout):
+def test_rewritten_results_do_not_mark_the_commit_as_dirty(checkout):
     head = result("step", PLACE, [])["commit"]
     (checkout / "benchmarks/results/step.json").write_text("{ }")
     (checkout / "notes.txt").write_text("not of the project")
@@ -34,14 +34,14 @@ def test_a_result_that_is_written_again_is_no_change_of_what_was_measured(checko
 
 
 @pytest.mark.parametrize("folder", [".", "benchmarks"])
-def test_a_change_of_code_is_told(checkout, folder, monkeypatch):
+def test_changed_code_marks_the_commit_as_dirty(checkout, folder, monkeypatch):
     head = result("step", PLACE, [])["commit"]
     (checkout / "step.py").write_text("print()\n")
     monkeypatch.chdir(checkout / folder)
     assert result("step", PLACE, [])["commit"] == f"{head}-dirty"
 
 
-def test_a_folder_that_is_no_checkout_has_no_commit(tmp_path, monkeypatch):
+def test_outside_a_checkout_the_commit_is_unknown_or_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert result("step", PLACE, [])["commit"] == "unknown"
     assert result("step", PLACE, [], "1234567")["commit"] == "1234567"

@@ -94,7 +94,7 @@ def test_halves_have_a_lower_floor_and_only_own_adamw(written, monkeypatch):
     assert row["floor_ms"] == 30 * row["elements"] / 1e6
 
 
-def test_who_cannot_step_halves_is_left_out(written):
+def test_an_implementation_without_f16_support_is_left_out(written):
     record = written(bench_step, "--set", "tiny-halves", "--only", TORCH)
     assert record["rows"] == []
 
@@ -108,7 +108,7 @@ def test_a_step_is_compared_with_torch_and_with_bare_adamw(written):
     assert fused["ratio_to_bare_and_8_bytes"] < fused["ratio_to_bare"]
 
 
-def test_nothing_is_compared_with_who_did_not_take_part(written):
+def test_a_ratio_is_omitted_without_its_baseline(written):
     (row,) = written(bench_step, "--set", "tiny", "--only", FUSED)["rows"]
     assert "ratio_to_torch" not in row
     assert "ratio_to_bare" not in row
@@ -178,7 +178,7 @@ def test_an_overhead_has_a_median_and_a_bound():
     assert found["overhead_bound_percent"] == pytest.approx(50.0)
 
 
-def test_a_skipped_step_is_told(written, monkeypatch):
+def test_a_skipped_step_is_recorded(written, monkeypatch):
     monkeypatch.setattr("benchmarks.contestants.INIT_SCALE", 2.0**126)
     rows = written(bench_train, *SCRIPTS[1][1], "--only", "gradscale + fused")["rows"]
     assert rows[0]["skipped"]
@@ -230,7 +230,7 @@ def test_the_host_benchmark_on_a_gpu_has_the_time_of_the_host():
     assert [row["clock"] for row in rows] == ["host", "host"]
 
 
-def test_the_sweep_of_the_kernels_says_that_it_needs_a_gpu():
+def test_the_kernel_sweep_exits_without_a_gpu():
     with pytest.raises(SystemExit, match="need a CUDA device"):
         bench_kernels.main(["--device", "cpu"])
 

@@ -1,10 +1,10 @@
-"""The tables of measured times, on results that are made up."""
+"""The tables of measured times, rendered from made-up results."""
 
 import json
 
 import pytest
 
-from benchmarks import bench_train, contestants
+from benchmarks import bench_train, bench_walk, contestants
 from docs import measured
 
 
@@ -71,6 +71,52 @@ def test_halves_have_a_row_of_their_own(results):
     assert last_row(table[-1])[-1] == "1.1 ms, 1.10 × floor"
 
 
+def test_a_cpu_has_no_floor(results):
+    wall = {"clock": "wall", "ratio_to_torch": 0.9, "ratio_to_floor": 0.5}
+    results("step_cpu", step_row(measured.OWN, 130.0, **wall))
+    _, floor, *_, own = last_row(measured.step_table())
+    assert (floor, own) == ("–", "130 ms, 0.90 × torch")
+
+
+def test_the_short_table_has_device_times_of_f32_only(results):
+    results("step_cpu", step_row(measured.TORCH, 145.0, clock="wall"))
+    results(
+        "step_h200",
+        step_row(measured.TORCH, 3.0),
+        step_row(measured.OWN, 1.2, ratio_to_torch=0.4),
+        step_row(measured.OWN, 1.1, dtype="f16"),
+    )
+    table = measured.step_short_table()
+    assert len(table.splitlines()) == 3
+    assert last_row(table) == [
+        "124 M parameters in 148 tensors",
+        "3 ms",
+        "–",
+        "1.2 ms, 0.40 × torch",
+    ]
+
+
+def test_a_step_by_itself_is_shown_for_gpus(results):
+    wall = {"wall_p50": 4.0, "wall_ratio_to_torch": 0.5}
+    results("step_cpu", step_row(measured.TORCH, 145.0, clock="wall", **wall))
+    results(
+        "step_h200",
+        step_row(measured.TORCH, 3.0, wall_p50=8.0, wall_ratio_to_torch=1.0),
+        step_row(measured.OWN, 1.2, **wall),
+    )
+    table = measured.wall_table()
+    assert len(table.splitlines()) == 3
+    assert last_row(table)[1:] == ["8 ms", "–", "4 ms, 0.50 × torch", "–"]
+
+
+def test_memory_is_a_share_of_the_parameters(results):
+    results("step_cpu", step_row(measured.TORCH, 145.0))
+    results("step_h200", step_row(measured.OWN, 1.2, memory_share=1.0066))
+    table = measured.memory_table()
+    assert len(table.splitlines()) == 3
+    assert last_row(table)[1:] == ["–", "–", "100.66 %", "–"]
+
+
 def test_a_time_of_seconds_is_written_out(results):
     results("step_cpu", step_row(measured.TORCH, 1512.4))
     assert last_row(measured.step_table())[3] == "1512 ms"
@@ -126,14 +172,59 @@ def test_own_adamw_is_not_shown_beside_the_foreach_one(results):
     assert last_row(measured.train_table())[-1] == "–"
 
 
-@pytest.mark.parametrize(
-    "table", [measured.step_table, measured.host_table, measured.train_table]
-)
-def test_a_table_without_results_says_so(results, table):
-    assert table() == "Not measured yet."
+def test_other_settings_of_a_training_step_are_shown_for_gpus(results):
+    row = train_row("gradscale, recorded + fused")
+    row |= {"overhead_percent": 0.2, "overhead_bound_percent": 0.3}
+    results("train_h200", row)
+    assert last_row(measured.variants_table()) == [
+        "batch 16x1024, NVIDIA H200",
+        "–",
+        "+0.2 % (+0.3 %)",
+        "–",
+    ]
 
 
-@pytest.mark.parametrize("name", ["step", "host", "train"])
+def test_the_host_time_of_verdicts_is_shown_in_microseconds(results):
+    inside = {"optimizer": "own", "inside_us": 15.9, "inside_mean_us": 34.5}
+    silent = {"impl": "silent", "optimizer": "own"}
+    results("record_h200", silent, {"impl": "verdicts", **inside})
+    table = measured.record_table()
+    assert len(table.splitlines()) == 3
+    wanted = ["verdicts, gradscale's AdamW, NVIDIA H200", "16 µs", "34 µs"]
+    assert last_row(table) == wanted
+
+
+def test_the_calls_of_a_step_are_shown_by_method(results):
+    counts = {f"{method}_calls": 0 for method in bench_walk.METHODS}
+    results(
+        "walk", {"impl": "plain", "files": 3, "calls": 9, **counts, "clip_calls": 9}
+    )
+    wanted = ["3", "9", "–", "–", "9", "–", "–", "–"]
+    assert last_row(measured.walk_table())[1:] == wanted
+
+
+def test_the_table_of_calls_uses_the_names_of_the_cases():
+    assert measured.WALKS.keys() == bench_walk.CASES.keys() - {"torch.amp, foreach"}
+
+
+def test_the_source_of_every_table_is_named(results, tmp_path):
+    about = {"commit": "abc", "date": "2026-01-01", "versions": {"torch": "2.13"}}
+    record = {"device": "NVIDIA H200", "rows": [], **about}
+    (tmp_path / "step_h200.json").write_text(json.dumps(record))
+    wanted = ["`step_h200.json`", "abc", "2026-01-01", "NVIDIA H200; torch 2.13"]
+    assert last_row(measured.sources_table()) == wanted
+
+
+RENDERED = ["step", "step-short", "wall", "memory", "host", "train", "train-variants"]
+RENDERED += ["record", "walk", "sources"]
+
+
+@pytest.mark.parametrize("name", RENDERED)
+def test_a_table_without_results_is_marked_as_not_measured(results, name):
+    assert measured.TABLES[name]() == "Not measured yet."
+
+
+@pytest.mark.parametrize("name", RENDERED)
 def test_a_table_is_put_where_a_page_asks_for_it(results, name):
     page = f"{measured.BEGIN.format(name=name)}\n{measured.END}\n"
     assert "Not measured yet." in measured.filled(page)

@@ -34,7 +34,7 @@ def test_a_marked_table_is_made_anew():
     page = f"before\n{begin}\nleft over\n{measured.END}\nafter\n"
     text = measured.filled(page)
     assert "left over" not in text
-    assert "| weights survive a scale that collapses | no | yes |" in text
+    assert "| weights survive a scale that falls to 0 | no | yes |" in text
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
 
@@ -80,8 +80,28 @@ def test_a_code_has_a_heading_that_the_table_links_to(entry):
     assert f"\n{anchor}\n\n## {entry.code} {entry.name}\n" in page
 
 
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+def headings(path):
+    """Return the anchors that GitHub makes of a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    plain = [re.sub(r"[^\w\- ]", "", title.lower()) for title in titles]
+    return {title.replace(" ", "-") for title in plain}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_to_files_and_headings_lead_somewhere(path):
+    text = path.read_text(encoding="utf-8")
+    for file, anchor in re.findall(r"\]\((?!http)([^)#\s]*)#?([^)\s]*)\)", text):
+        target = path.parent / file if file else path
+        assert target.exists(), file
+        if anchor and target.name != "codes.md":
+            assert anchor in headings(target), f"{file}#{anchor}"
+
+
 @pytest.mark.parametrize("path", sorted(DOCS.glob("*.md")), ids=lambda path: path.name)
-def test_links_between_pages_lead_somewhere(path):
+def test_links_to_codes_lead_somewhere(path):
     links = re.findall(r"\]\(([\w.]*)#([\w-]+)\)", path.read_text(encoding="utf-8"))
     anchors = {render.anchor(entry) for entry in CATALOGUE}
     to_codes = {anchor for page, anchor in links if (page or path.name) == "codes.md"}
