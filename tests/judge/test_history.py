@@ -1,6 +1,5 @@
-"""What is remembered of a run, and how it is saved."""
+"""The history of a run in a fixed number of scalars."""
 
-import json
 import math
 
 from gradscale.judge.history import Course, Streak
@@ -122,8 +121,3 @@ def test_only_neighbouring_samples_that_lost_too_much_are_a_row():
     samples = [GOOD._replace(lost=0.5), GOOD, GOOD._replace(lost=0.5)]
     assert course_of(samples).lost.length == 2
     assert course_of([*samples, GOOD._replace(lost=0.0)]).lost.length == 0
-
-
-def test_a_course_survives_a_file():
-    course = course_of([GOOD, BAD, GOOD._replace(lost=0.5, loss=1.5), BAD])
-    assert Course.from_dict(json.loads(json.dumps(course.as_dict()))) == course

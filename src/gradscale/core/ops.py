@@ -14,11 +14,9 @@ class RuleOps:
 
     Attributes:
         where: `where(cond, a, b)`, elementwise choice without a branch.
-        scalar: `scalar(value, like)`, f32[] or i32[] on `like`'s device.
     """
 
     where: Where
-    scalar: Callable[[float | int, Any], Any]
 
 
 def f32(value: float) -> float:
@@ -35,9 +33,5 @@ def _where(cond: Any, a: Any, b: Any) -> Any:
     return f32(chosen) if isinstance(chosen, float) else chosen
 
 
-def _scalar(value: float | int, like: Any) -> Any:
-    return f32(value) if isinstance(value, float) else value
-
-
-# The living definition: every framework is tested against these two.
-PYTHON = RuleOps(where=_where, scalar=_scalar)
+# The living definition: every framework is tested against it.
+PYTHON = RuleOps(where=_where)

@@ -14,12 +14,7 @@ from gradscale.jax.grad_tree import Mask, gradients_in, wide
 from gradscale.jax.reading import Reading
 from gradscale.jax.state import scale_of
 
-
-def _scalar(value: float | int, like: Any) -> jax.Array:
-    return jnp.asarray(value, jnp.float32 if isinstance(value, float) else jnp.int32)
-
-
-JAX = RuleOps(where=jnp.where, scalar=_scalar)
+JAX = RuleOps(where=jnp.where)
 
 
 def scale(loss: Any, state: Any) -> Any:

@@ -1,9 +1,8 @@
 """The course of a run so far, in a fixed number of scalars."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from gradscale.core.records import LOST_TOO_MUCH, StepRecord
 
@@ -168,19 +167,6 @@ class Course:
         young = 2 <= self.losses < 2 * LOSS_MEMORY
         lowest = min(self.loss_last, self.loss_before)
         return young and 0.0 < FAR_RISEN * self.loss_start <= lowest
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> "Course":
-        """Return the course that `as_dict` has saved."""
-        course = cls()
-        for name, value in saved.items():
-            streak = isinstance(value, Mapping)
-            setattr(course, name, Streak(**value) if streak else value)
-        return course
 
     def _note_loss(self, loss: float) -> None:
         self.losses += 1

@@ -1,8 +1,7 @@
 """One fold over the records of a run, the same live and on a file."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from gradscale.core.records import StepRecord, Verdict, classify
 from gradscale.judge import build as grounds
@@ -48,8 +47,7 @@ class Judgement(NamedTuple):
 class Judge:
     """Judge the steps of a run, and say once what is worth saying.
 
-    Deterministic, and its state does not grow: fed the same records, from the start or
-    from a saved state, it says the same.
+    Deterministic, and its state does not grow: fed the same records, it says the same.
 
     >>> judge = Judge()
     >>> for step in range(1, 101):
@@ -121,24 +119,6 @@ class Judge:
         record = StepRecord(self._course.step, run.last, False, False, False)
         facts, times = self._facts(record), self._said.losses + 1
         return (grounds.loss(facts, run.length, times, over=False, hopeless=False),)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that later judgements depend on, as plain values."""
-        return {
-            "tensors": self.tensors,
-            "course": self._course.as_dict(),
-            "slope": asdict(self._slope),
-            "said": asdict(self._said),
-        }
-
-    @classmethod
-    def from_state(cls, saved: Mapping[str, Any]) -> "Judge":
-        """Return a judge that goes on where the saved one stood."""
-        judge = cls(tensors=saved["tensors"])
-        judge._course = Course.from_dict(saved["course"])
-        judge._slope = Slope(**saved["slope"])
-        judge._said = Said(**saved["said"])
-        return judge
 
     def _verdict(self, record: StepRecord) -> Verdict:
         """Refine the verdict on a step alone by what came before it."""

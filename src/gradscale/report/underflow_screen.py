@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from gradscale.core.exponent_histogram import TOLERATED
 from gradscale.core.formatting import percent as about
 from gradscale.core.formatting import power
 from gradscale.diagnosis.underflow import SHIFTS, Lost, Underflow
@@ -87,10 +86,6 @@ def _reading(underflow: Underflow, findings: Sequence[Finding]) -> list[str]:
             "the loss does not depend on them, as behind a saturated softmax or a "
             "factor that is 0"
         )
-    pair = underflow.flushed
-    # A pair that tells nothing is worth a word only where something seems flushed.
-    if pair and (pair.reliable or underflow.whole.flushed > TOLERATED):
-        said.append(str(pair))
     return said
 
 

@@ -40,8 +40,8 @@ class Meter:
     ...         samples = meter.due()
     >>> [(sample.step, sample.scale) for sample in samples]
     [(1, 8.0)]
-    >>> samples[0].whole.lost, samples[0].whole.zero_share
-    (0.3333333333333333, 0.5)
+    >>> samples[0].whole.lost
+    0.3333333333333333
 
     Args:
         every: The distance of the steps to sample; None to sample none. Before the
