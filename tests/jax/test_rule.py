@@ -16,8 +16,7 @@ from gradscale import (
     StateError,
     StaticScale,
 )
-from gradscale.core.ops import PYTHON
-from gradscale.core.state import Observed
+from gradscale.core.state import PYTHON, Observed
 from gradscale.jax import (
     init,
     loss_scaled,

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from gradscale import DynamicScale, Observed, StepRecord
-from gradscale.core.ops import PYTHON
+from gradscale.core.state import PYTHON
 from gradscale.judge.judge import Judge
 from gradscale.judge.trend import Slope, exponent
 from tests.judge import histories

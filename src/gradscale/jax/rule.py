@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscale.core.ops import RuleOps
 from gradscale.core.policies import Policy
-from gradscale.core.state import Observed
+from gradscale.core.state import Observed, RuleOps
 from gradscale.errors import GradientError
 from gradscale.jax.grad_tree import Mask, gradients_in, wide
 from gradscale.jax.reading import Reading
