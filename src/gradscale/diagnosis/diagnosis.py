@@ -12,9 +12,14 @@ from gradscale.diagnosis.placing import with_place
 from gradscale.diagnosis.records import Bounds, Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
 from gradscale.diagnosis.underflow import Meter, Underflow
-from gradscale.judge.findings import Finding, Health, by_severity
+from gradscale.judge.findings import (
+    Finding,
+    Health,
+    by_severity,
+    clear_recovered,
+    merge_repeats,
+)
 from gradscale.judge.judge import Judge
-from gradscale.judge.summary import folded, mended
 from gradscale.judge.trend import TOP, exponent
 from gradscale.runfile import Run, StepRow
 
@@ -171,7 +176,7 @@ def diagnose_run(
     found += judge.end()
     found = [with_place(finding, culprits) for finding in found]
     found += recorded(events, {finding.code for finding in found})
-    found = folded(mended(found, judge.well_at))
+    found = merge_repeats(clear_recovered(found, judge.healthy_at))
     return Diagnosis(
         path=run.path,
         meta=meta,

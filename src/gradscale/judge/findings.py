@@ -155,6 +155,52 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(found, key=severity)
 
 
+def clear_recovered(findings: Iterable[Finding], healthy_at: int) -> list[Finding]:
+    """Return the findings, hopeless no longer if the run recovered after them.
+
+    Args:
+        findings: In any order.
+        healthy_at: The last step that ended ten finite ones in a row:
+            `Judge.healthy_at`.
+    """
+    return [
+        finding._replace(hopeless=False, evidence={**finding.evidence, "mended": True})
+        if finding.hopeless and finding.step < healthy_at
+        else finding
+        for finding in findings
+    ]
+
+
+def merge_repeats(findings: Iterable[Finding]) -> list[Finding]:
+    """Return one finding for each code and location.
+
+    It is the last of its group, or the last hopeless one, with the earliest `since`.
+    Its evidence has the number of times: the largest count in the group, or its size.
+    """
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.code, finding.where), []).append(finding)
+    return [_merged(group) for group in groups.values()]
+
+
+def _merged(group: list[Finding]) -> Finding:
+    if len(group) == 1:
+        return group[0]
+    hopeless = [finding for finding in group if finding.hopeless]
+    steps = [finding.step for finding in group]
+    said = max(finding.evidence.get("times", 1) for finding in group)
+    gravest = (hopeless or group)[-1]
+    times = max(len(group), said)
+    first, last = min(steps), max(steps)
+    since = min(finding.since for finding in group)
+    counted = {"times": times, "first_step": first, "last_step": last}
+    return gravest._replace(
+        since=since,
+        what=f"{gravest.what}; {times} times, said from step {first} to step {last}",
+        evidence={**gravest.evidence, **counted},
+    )
+
+
 def _place(finding: Finding) -> str:
     """Return where to look if no tensor or module is named."""
     seen = finding.evidence

@@ -3,8 +3,7 @@
 from functools import partial
 from typing import Any, NamedTuple
 
-from gradscale.judge.evidence import Evidence, Maker
-from gradscale.judge.unsafe_ops import recognise
+from gradscale.judge.unsafe_ops import Evidence, Maker, recognise
 from gradscale.torch.locate.module_tracker import NOWHERE, Place
 from gradscale.torch.locate.result import Diagnosis, named_place
 from gradscale.torch.locate.tensor_stats import Magnitude

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gradscale.judge.evidence import Evidence, Maker, Range
+from gradscale.judge.unsafe_ops import Evidence, Maker, Range
 from gradscale.torch.locate.module_tracker import Place
 from gradscale.torch.locate.tensor_stats import Magnitude
 
