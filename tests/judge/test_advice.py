@@ -3,7 +3,7 @@
 import pytest
 
 from gradscale.judge.advice import ADVICE, advice_for
-from gradscale.judge.findings import SEVERITY
+from gradscale.judge.verdict_table import SEVERITY
 from tests.judge.advised import (
     BACKWARD,
     GREW,

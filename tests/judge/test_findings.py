@@ -7,13 +7,13 @@ import pytest
 from gradscale.core.formatting import power
 from gradscale.judge.catalogue import BY_CODE
 from gradscale.judge.findings import (
-    SEVERITY,
     Finding,
     Health,
     by_severity,
     clear_recovered,
     merge_repeats,
 )
+from gradscale.judge.verdict_table import SEVERITY
 
 
 def finding(code, step=10, hopeless=False, **fields):

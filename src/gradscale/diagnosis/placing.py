@@ -5,11 +5,7 @@ from typing import Any
 from gradscale.diagnosis.culprits import Culprits, Place
 from gradscale.judge.advice import advice_for
 from gradscale.judge.findings import Finding
-
-# Findings that something was not finite, and so have such a place.
-_PLACED = ("GS201", "GS202", "GS203", "GS205", "GS207", "GS208", "GS210")
-# Of weights, the tensor says more than the module that has met them.
-_NAMED_BY_TENSOR = ("GS207",)
+from gradscale.judge.verdict_table import BY_CODE, Row
 
 
 def with_place(finding: Finding, culprits: Culprits) -> Finding:
@@ -18,25 +14,25 @@ def with_place(finding: Finding, culprits: Culprits) -> Finding:
     The advice is given anew: what is known of a place is worth more than what would
     otherwise be tried.
     """
-    if finding.code not in _PLACED:
+    row = BY_CODE.get(finding.code)
+    if row is None or not row.located:
         return finding
-    place = culprits.place(finding.since, _loss_finite(finding))
+    place = culprits.place(finding.since, _loss_finite(finding, row))
     if place is None:
         return finding
     evidence = {**finding.evidence, **_told(place)}
     where = place.module or ("" if place.tensor == "input" else finding.where)
-    if finding.code in _NAMED_BY_TENSOR:
+    if row.named_by_tensor:
         where = finding.where or where
     advice = advice_for(finding.code, evidence)
     return finding._replace(where=where, evidence=evidence, advice=advice)
 
 
-def _loss_finite(finding: Finding) -> bool | None:
+def _loss_finite(finding: Finding, row: Row) -> bool | None:
     """Return whether the loss was finite in the steps of a finding; None for either."""
-    if finding.code == "GS207":
+    if row.loss_finite is None:
         return None
-    told = finding.evidence.get("loss_finite", finding.code != "GS203")
-    return bool(told)
+    return bool(finding.evidence.get("loss_finite", row.loss_finite))
 
 
 def _told(place: Place) -> dict[str, Any]:

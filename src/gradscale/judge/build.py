@@ -9,6 +9,7 @@ from gradscale.judge.advice import advice_for, widespread
 from gradscale.judge.findings import Finding
 from gradscale.judge.history import History, Streak
 from gradscale.judge.trend import Alarm, Trend, exponent
+from gradscale.judge.verdict_table import BY_CODE
 
 
 class Context(NamedTuple):
@@ -100,7 +101,7 @@ def collapse(context: Context) -> Finding:
     )
     lost = _batches(max(run.length, record.floor_steps))
     cost = f"no step was taken; {lost} lost"
-    return _finding("GS202", context, since, what, cost, seen, hopeless=True)
+    return _finding("GS202", context, since, what, cost, seen)
 
 
 def nonfinite_loss(
@@ -172,7 +173,7 @@ def nonfinite_weights(context: Context) -> Finding:
     }
     what = "a weight is not finite; every step from here on is lost"
     cost = "the run since the last checkpoint"
-    return _finding("GS207", context, record.step, what, cost, seen, hopeless=True)
+    return _finding("GS207", context, record.step, what, cost, seen)
 
 
 def genuine(context: Context) -> Finding:
@@ -194,7 +195,7 @@ def genuine(context: Context) -> Finding:
         f"{power(run.last)}, {run.length} of {run.length} steps skipped"
     )
     cost = f"no step was taken; {_batches(run.length)} lost"
-    return _finding("GS208", context, run.since, what, cost, seen, hopeless=True)
+    return _finding("GS208", context, run.since, what, cost, seen)
 
 
 def underflow(context: Context) -> Finding:
@@ -274,7 +275,7 @@ def _finding(
         evidence=seen,
         advice=advice_for(code, seen),
         more=f"gradscale explain {code}",
-        hopeless=hopeless,
+        hopeless=hopeless or BY_CODE[code].hopeless,
     )
 
 

@@ -5,31 +5,11 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from gradscale.judge.phrases import in_words
+from gradscale.judge.verdict_table import BY_CODE, SEVERITY, Row, is_normal
 
-# Most severe first: a cause before what follows from it. Codes that are not listed
-# come after these, normal ones (GS0xx) after all.
-SEVERITY = (
-    "GS207",
-    "GS203",
-    "GS208",
-    "GS202",
-    "GS205",
-    "GS201",
-    "GS210",
-    "GS209",
-    "GS206",
-    "GS204",
-    "GS103",
-)
+# Codes without a row come after those that have one.
 _RANK = {code: rank for rank, code in enumerate(SEVERITY)}
-# Where to look when no tensor or module is named.
-_PLACES = {
-    "GS103": "the parameters of the optimizer",
-    "GS203": "the forward pass",
-    "GS204": "the norm of all gradients",
-    "GS206": "the loss",
-    "GS207": "the weights",
-}
+_OTHER = Row(code="")
 
 
 class Finding(NamedTuple):
@@ -76,7 +56,7 @@ class Finding(NamedTuple):
     @property
     def normal(self) -> bool:
         """True if nothing is wrong."""
-        return self.code.startswith("GS0")
+        return is_normal(self.code)
 
     def text(self) -> str:
         """Return what to print: one line if all is normal, else a short block."""
@@ -207,7 +187,7 @@ def _place(finding: Finding) -> str:
     if seen.get("place_tensor") == "input":
         return "the batch"
     if seen.get("loss_finite") is False and finding.code == "GS202":
-        return _PLACES["GS203"]
+        return BY_CODE["GS203"].location
     if seen.get("culprits") and seen.get("tensors"):
         return f"{seen['culprits']} of {seen['tensors']} tensors"
-    return _PLACES.get(finding.code, "the backward pass")
+    return BY_CODE.get(finding.code, _OTHER).location

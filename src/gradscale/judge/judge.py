@@ -10,6 +10,7 @@ from gradscale.judge.build import Context
 from gradscale.judge.findings import Finding
 from gradscale.judge.history import MANY_LOSSES, SETTLED_AFTER, History
 from gradscale.judge.trend import Trend, exponent
+from gradscale.judge.verdict_table import Skip, verdicts_where
 
 # Steps in a row at a fixed scale, or without a gradient, before a finding.
 HOPELESS_AFTER = 10
@@ -30,14 +31,9 @@ GENUINE_BITS_INF = 10.0
 # must also have fallen far below 1, where losses of raw data may still fit.
 GENUINE_SCALE = 2.0**-8
 
-_SKIPS = (Verdict.CALIBRATING, Verdict.PROBING, Verdict.OVERFLOW)
-# Skips whose cause is not the scale: the backoff after them is no sign of a fall.
-_BLAMED = (
-    Verdict.WEIGHTS_NONFINITE,
-    Verdict.FORWARD_NONFINITE,
-    Verdict.LOSS_OVERFLOW,
-    Verdict.NORM_OVERFLOW,
-)
+_SCALE_SKIPS = verdicts_where(lambda row: row.skip is Skip.SCALE)
+# The backoff after these skips is no sign of a falling scale.
+_BLAMED = verdicts_where(lambda row: row.skip is Skip.CAUSE)
 
 
 class Judgement(NamedTuple):
@@ -171,7 +167,7 @@ class Judge:
     def _verdict(self, record: StepRecord) -> Verdict:
         """Refine the verdict on a step alone by the steps before it."""
         verdict = classify(record)
-        if verdict in _SKIPS:
+        if verdict in _SCALE_SKIPS:
             if is_genuine(self._history):
                 return Verdict.GENUINE
             return verdict if self._history.settled else Verdict.CALIBRATING

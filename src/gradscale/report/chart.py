@@ -7,6 +7,7 @@ from rich.text import Text
 
 from gradscale.core.records import Verdict
 from gradscale.diagnosis.timeline import Timeline
+from gradscale.judge.verdict_table import BY_VERDICT, Skip
 from gradscale.report.style import LOOKS, ORDER, named, shown_step
 
 # The dots of a Braille character, by row and column within it.
@@ -134,5 +135,5 @@ def _append_marks(chart: Text, timeline: Timeline, columns: int) -> None:
 def _told(verdicts: Counter[Verdict]) -> Verdict:
     """Return the gravest verdict; of ordinary skips, the most frequent."""
     gravest = min(verdicts, key=ORDER.index)
-    ordinary = gravest in (Verdict.OVERFLOW, Verdict.CALIBRATING, Verdict.PROBING)
+    ordinary = BY_VERDICT[gravest].skip is Skip.SCALE
     return verdicts.most_common(1)[0][0] if ordinary else gravest

@@ -1,44 +1,13 @@
 """How verdicts look, on the terminal and in figures alike."""
 
-from typing import NamedTuple
-
 from gradscale.core.records import Verdict
+from gradscale.judge.verdict_table import BY_VERDICT, Look, verdicts_where
 
-
-class Look(NamedTuple):
-    """How one verdict looks.
-
-    Attributes:
-        letter: In a terminal chart, legible without colour.
-        style: On the terminal.
-        colour: In a figure; Okabe and Ito's, told apart in every kind of colour
-            vision.
-        shape: In a figure.
-    """
-
-    letter: str
-    style: str
-    colour: str
-    shape: str
-
-
-# The gravest first: of several verdicts in one place of a chart, it is shown.
-LOOKS = {
-    Verdict.WEIGHTS_NONFINITE: Look("W", "bold red", "#000000", "diamond"),
-    Verdict.COLLAPSE: Look("C", "bold red", "#D55E00", "triangle-down"),
-    Verdict.FORWARD_NONFINITE: Look("F", "bold red", "#CC79A7", "square"),
-    Verdict.GENUINE: Look("G", "bold red", "#D55E00", "cross"),
-    Verdict.UNDERFLOW: Look("u", "yellow", "#E69F00", "triangle-down"),
-    Verdict.LOSS_OVERFLOW: Look("L", "yellow", "#E69F00", "square"),
-    Verdict.NORM_OVERFLOW: Look("N", "yellow", "#E69F00", "diamond"),
-    Verdict.NO_GRADIENTS: Look("-", "yellow", "#999999", "square"),
-    Verdict.OVERFLOW: Look("o", "yellow", "#E69F00", "circle"),
-    Verdict.CALIBRATING: Look("c", "cyan", "#56B4E9", "circle"),
-    Verdict.PROBING: Look("p", "cyan", "#009E73", "triangle-up"),
-    Verdict.OK: Look(" ", "green", "#0072B2", "circle"),
-}
+# The lowest rank first: of several verdicts in one place of a chart, it is shown.
+_UNORDERED = {verdict: row.look for verdict, row in BY_VERDICT.items() if row.look}
+LOOKS = dict(sorted(_UNORDERED.items(), key=lambda pair: pair[1].rank))
 ORDER = tuple(LOOKS)
-NORMAL = (Verdict.OK, Verdict.CALIBRATING, Verdict.PROBING)
+NORMAL = verdicts_where(lambda row: row.normal)
 
 
 def phase_look(name: str) -> Look:

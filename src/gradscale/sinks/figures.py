@@ -6,10 +6,10 @@ from gradscale.core.records import StepRecord, Verdict
 from gradscale.errors import ConfigError
 from gradscale.judge.judge import Judgement
 from gradscale.judge.trend import TOP, exponent
+from gradscale.judge.verdict_table import BY_VERDICT
 
 # Steps over which the rate of skips is taken.
 WINDOW = 100
-_TAKEN = (Verdict.OK, Verdict.UNDERFLOW)
 
 
 class Figures:
@@ -49,7 +49,7 @@ class Figures:
         verdict = judgement.verdict
         if verdict is not Verdict.NO_GRADIENTS:
             # A loss may be infinite beside gradients that are not, and a step taken.
-            skipped = not record.applied and verdict not in _TAKEN
+            skipped = not record.applied and BY_VERDICT[verdict].skipped
             self._skipped += skipped
             self._recent.append(skipped)
         if verdict is Verdict.OK and record.step % self._every:

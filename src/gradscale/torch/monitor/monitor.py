@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
-from gradscale.core.records import StepRecord, Verdict
+from gradscale.core.records import StepRecord
 from gradscale.errors import HopelessRun
 from gradscale.judge.findings import Finding
 from gradscale.judge.judge import Judge, Judgement
+from gradscale.judge.verdict_table import codes_where, verdicts_where
 from gradscale.recording.bundle import write_bundle
 from gradscale.recording.console import say
 from gradscale.recording.recorder import Recorder
@@ -40,11 +41,11 @@ REMEMBERED = 50
 ARMED_AFTER = 3
 # And before one is looked at as no ordinary overflow any more.
 SUSPECT = ARMED_AFTER - 1
-_EXPLAINED = (Verdict.CALIBRATING, Verdict.PROBING, Verdict.NO_GRADIENTS)
+_EXPLAINED = verdicts_where(lambda row: not row.module_hooks)
 # Said as warnings where they happen.
-_SAID_ELSEWHERE = ("GS103", "GS205")
+_SAID_ELSEWHERE = codes_where(lambda row: row.warned)
 # Raised by the guard at the floor, whatever `guard` is.
-_RAISED_ELSEWHERE = ("GS202",)
+_RAISED_ELSEWHERE = codes_where(lambda row: row.raised)
 
 
 class Monitor:
