@@ -15,12 +15,11 @@ from gradscale.core.exponent_histogram import (
 )
 from gradscale.core.flushed_zeros import Tally, hidden_zeros, lost_share, tally_of
 from gradscale.core.formatting import percent, power
+from gradscale.judge.build import SPARE_BITS
 from gradscale.runfile import LOWEST_EXPONENT, SampleRow
 
 # Other scales that the table shows, in bits from the present one.
 SHIFTS = (-8, -4, 4, 8)
-# Bits that stay free above the largest gradient: batches differ.
-SPARE_BITS = 2
 # How the gradient of a module's output is named: not a parameter's.
 _ACTIVATION = " (output)"
 

@@ -8,8 +8,11 @@ from gradscale.core.records import StepRecord
 from gradscale.judge.advice import advice_for, widespread
 from gradscale.judge.findings import Finding
 from gradscale.judge.history import History, Streak
-from gradscale.judge.trend import Alarm, Trend, exponent
+from gradscale.judge.trend import TOP, Alarm, Trend, exponent
 from gradscale.judge.verdict_table import BY_CODE
+
+# Bits of margin above the largest gradient in advice to raise the scale.
+SPARE_BITS = 2
 
 
 class Context(NamedTuple):
@@ -155,7 +158,7 @@ def loss_overflow(context: Context, times: int) -> Finding:
     seen: dict[str, Any] = {"scale": power(record.scale), "times": times}
     if record.loss is not None and math.isfinite(record.loss) and record.loss != 0.0:
         seen["loss"] = record.loss
-        most = math.floor(exponent(65504.0) - exponent(abs(record.loss)))
+        most = math.floor(TOP - exponent(abs(record.loss)))
         seen["fits"] = power(2.0**most)
     what = f"the loss is finite and overflows its dtype when scaled by {seen['scale']}"
     cost = "1 batch lost, and S has to stay lower than the gradients need"
@@ -218,11 +221,11 @@ def underflow(context: Context) -> Finding:
         share = f"about {100.0 * record.lost:.0f} % of the gradient elements"
         what = f"{share} are too small for float16 at S = {scale}"
     if 0.0 < record.amax < math.inf:
-        headroom = exponent(65504.0) - exponent(record.amax)
+        headroom = TOP - exponent(record.amax)
         seen["amax"] = record.amax
         seen["headroom_bits"] = round(headroom, 2)
-        # Two bits of margin: batches differ.
-        seen["room"] = power(record.scale * 2.0 ** max(0, math.floor(headroom) - 2))
+        spare = max(0, math.floor(headroom) - SPARE_BITS)
+        seen["room"] = power(record.scale * 2.0**spare)
     cost = "what is below 2^-24 becomes 0 and is not learned from"
     return _finding("GS209", context, run.since, what, cost, seen)
 
