@@ -142,9 +142,9 @@ def test_a_run_was_well_when_ten_steps_in_a_row_were_finite():
     judge = Judge()
     records = [*[BAD] * 5, *[GOOD] * 9, BAD, *[GOOD] * 12, *[BAD] * 3]
     findings_of(renumbered(records[:15]), judge)
-    assert judge.well_at == 0
+    assert judge.healthy_at == 0
     findings_of(renumbered(records)[15:], judge)
-    assert judge.well_at == 27
+    assert judge.healthy_at == 27
 
 
 def test_poisoned_batches_are_told_at_the_1st_2nd_4th_and_8th_time():

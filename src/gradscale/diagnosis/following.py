@@ -8,9 +8,8 @@ from gradscale.diagnosis.culprits import NOBODY, Culprits, tensors_in
 from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.records import Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Timeline
-from gradscale.judge.findings import Finding, Health
+from gradscale.judge.findings import Finding, Health, clear_recovered
 from gradscale.judge.judge import Judge
-from gradscale.judge.summary import mended
 from gradscale.runfile import Run, StepRow
 
 # Steps that are read before a viewer gets to see something: about half a second.
@@ -72,7 +71,7 @@ class Follower:
     @property
     def health(self) -> Health:
         """The verdict on the run so far."""
-        return Health.of(mended(self.findings, self._judge.well_at))
+        return Health.of(clear_recovered(self.findings, self._judge.healthy_at))
 
     @property
     def skipped(self) -> int:

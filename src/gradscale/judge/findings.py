@@ -5,31 +5,11 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from gradscale.judge.phrases import in_words
+from gradscale.judge.verdict_table import BY_CODE, SEVERITY, Row, is_normal
 
-# Most severe first: a cause before what follows from it. Codes that are not listed
-# come after these, normal ones (GS0xx) after all.
-SEVERITY = (
-    "GS207",
-    "GS203",
-    "GS208",
-    "GS202",
-    "GS205",
-    "GS201",
-    "GS210",
-    "GS209",
-    "GS206",
-    "GS204",
-    "GS103",
-)
+# Codes without a row come after those that have one.
 _RANK = {code: rank for rank, code in enumerate(SEVERITY)}
-# Where to look when no tensor or module is named.
-_PLACES = {
-    "GS103": "the parameters of the optimizer",
-    "GS203": "the forward pass",
-    "GS204": "the norm of all gradients",
-    "GS206": "the loss",
-    "GS207": "the weights",
-}
+_OTHER = Row(code="")
 
 
 class Finding(NamedTuple):
@@ -76,7 +56,7 @@ class Finding(NamedTuple):
     @property
     def normal(self) -> bool:
         """True if nothing is wrong."""
-        return self.code.startswith("GS0")
+        return is_normal(self.code)
 
     def text(self) -> str:
         """Return what to print: one line if all is normal, else a short block."""
@@ -155,13 +135,59 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(found, key=severity)
 
 
+def clear_recovered(findings: Iterable[Finding], healthy_at: int) -> list[Finding]:
+    """Return the findings, hopeless no longer if the run recovered after them.
+
+    Args:
+        findings: In any order.
+        healthy_at: The last step that ended ten finite ones in a row:
+            `Judge.healthy_at`.
+    """
+    return [
+        finding._replace(hopeless=False, evidence={**finding.evidence, "mended": True})
+        if finding.hopeless and finding.step < healthy_at
+        else finding
+        for finding in findings
+    ]
+
+
+def merge_repeats(findings: Iterable[Finding]) -> list[Finding]:
+    """Return one finding for each code and location.
+
+    It is the last of its group, or the last hopeless one, with the earliest `since`.
+    Its evidence has the number of times: the largest count in the group, or its size.
+    """
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.code, finding.where), []).append(finding)
+    return [_merged(group) for group in groups.values()]
+
+
+def _merged(group: list[Finding]) -> Finding:
+    if len(group) == 1:
+        return group[0]
+    hopeless = [finding for finding in group if finding.hopeless]
+    steps = [finding.step for finding in group]
+    said = max(finding.evidence.get("times", 1) for finding in group)
+    gravest = (hopeless or group)[-1]
+    times = max(len(group), said)
+    first, last = min(steps), max(steps)
+    since = min(finding.since for finding in group)
+    counted = {"times": times, "first_step": first, "last_step": last}
+    return gravest._replace(
+        since=since,
+        what=f"{gravest.what}; {times} times, said from step {first} to step {last}",
+        evidence={**gravest.evidence, **counted},
+    )
+
+
 def _place(finding: Finding) -> str:
     """Return where to look if no tensor or module is named."""
     seen = finding.evidence
     if seen.get("place_tensor") == "input":
         return "the batch"
     if seen.get("loss_finite") is False and finding.code == "GS202":
-        return _PLACES["GS203"]
+        return BY_CODE["GS203"].location
     if seen.get("culprits") and seen.get("tensors"):
         return f"{seen['culprits']} of {seen['tensors']} tensors"
-    return _PLACES.get(finding.code, "the backward pass")
+    return BY_CODE.get(finding.code, _OTHER).location

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from gradscale.core.records import COLLAPSED_AFTER, StepRecord, Verdict
+from gradscale.core.records import COLLAPSED_AFTER, StepRecord
 from gradscale.errors import HopelessRun, ScaleCollapsed
 from gradscale.judge.findings import Finding
 from gradscale.judge.judge import Judge, Judgement
+from gradscale.judge.verdict_table import codes_where, verdicts_where
 from gradscale.recording.bundle import write_bundle
 from gradscale.recording.console import say
 from gradscale.recording.recorder import Recorder
@@ -39,11 +40,11 @@ REMEMBERED = 50
 HOOKED_AFTER = 3
 # And before one is no ordinary overflow any more.
 SUSPECT = HOOKED_AFTER - 1
-_EXPLAINED = (Verdict.CALIBRATING, Verdict.PROBING, Verdict.NO_GRADIENTS)
+_EXPLAINED = verdicts_where(lambda row: not row.module_hooks)
 # Issued as warnings where they happen.
-_SAID_ELSEWHERE = ("GS103", "GS205")
+_SAID_ELSEWHERE = codes_where(lambda row: row.warned)
 # Raised by the guard at the floor, whatever `guard` is.
-_RAISED_ELSEWHERE = ("GS202",)
+_RAISED_ELSEWHERE = codes_where(lambda row: row.raised)
 
 
 class Monitor:
