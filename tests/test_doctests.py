@@ -46,7 +46,7 @@ WITH_EXAMPLES = [
     "gradscale.jax.reading",
     "gradscale.jax.rule",
     "gradscale.runfile",
-    "gradscale.runfile.filesystem",
+    "gradscale.runfile.creation",
     "gradscale.runfile.reader",
     "gradscale.runfile.rows",
     "gradscale.runfile.thinning",

@@ -14,7 +14,7 @@ from gradscale.judge.judge import Judgement
 from gradscale.recording.process import FindProcess, Process, process_from_environment
 from gradscale.runfile import RunWriter, TensorSample
 from gradscale.runfile.committer import THREAD
-from gradscale.runfile.notices import AtEnd
+from gradscale.runfile.process_hooks import AtExit
 
 # So many culprits are listed by name; their number is told in any case.
 MOST_NAMES = 20
@@ -104,7 +104,7 @@ class Recorder:
         self._pid = os.getpid()
         self.writer: RunWriter | None = None
         self.begun = False
-        self._at_end: AtEnd | None = None
+        self._at_end: AtExit | None = None
         self._before_end: Callable[[], None] | None = None
         self._blamed: tuple[str, ...] = ()
         self._early: list[tuple[str, dict[str, Any]]] = []
@@ -159,7 +159,7 @@ class Recorder:
         for code, facts in self._early:
             self.writer.event(code, **facts)
         # After the writer's own, so that it is called before it.
-        self._at_end = AtEnd(self._drain)
+        self._at_end = AtExit(self._drain)
 
     def _made_writer(self, process: Process, meta: dict[str, Any]) -> RunWriter:
         """Return the writer of the first file whose name is free."""
