@@ -59,6 +59,7 @@ WITH_EXAMPLES = [
     "gradscale.torch.optim.sgd",
     "gradscale.torch.underflow.meter",
     "gradscale.recording.recorder",
+    "gradscale.recording.session",
     "gradscale.torch.monitor.model_lookup",
     "gradscale.torch.scaler",
     "gradscale.torch.sharded",
