@@ -44,6 +44,7 @@ WITH_EXAMPLES = [
     "gradscale.jax.optimizer",
     "gradscale.jax.precision",
     "gradscale.jax.reading",
+    "gradscale.jax.recorder",
     "gradscale.jax.rule",
     "gradscale.runfile",
     "gradscale.runfile.creation",

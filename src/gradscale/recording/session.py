@@ -47,6 +47,7 @@ class RecordedRun:
         recorder: Writes the run file; None to write none.
         sinks: Each receives every record and its judgement, in this order.
         guard: "raise" raises HopelessRun when no scale can help; "report" never does.
+        quiet: Findings are recorded and not printed; so it is if the recorder is quiet.
         process: Returns the rank of this process; only rank 0 prints and writes
             bundles. Called when there is something to print.
         versions: Versions of the framework, for the bundle.
@@ -66,6 +67,7 @@ class RecordedRun:
         recorder: Recorder | None = None,
         sinks: Iterable[Sink] = (),
         guard: Literal["report", "raise"] = "report",
+        quiet: bool = False,
         process: FindProcess = process_from_environment,
         versions: Mapping[str, str] | None = None,
         reported_elsewhere: Collection[str] = (),
@@ -76,6 +78,7 @@ class RecordedRun:
         self.records: deque[StepRecord] = deque(maxlen=BUNDLED_STEPS)
         self._sinks = list(sinks)
         self._guard = guard
+        self._quiet = quiet
         self._process = process
         self._versions = dict(versions or {})
         self._reported_elsewhere = frozenset(reported_elsewhere)
@@ -138,7 +141,8 @@ class RecordedRun:
             text: May have several lines.
             normal: It reports no problem.
         """
-        say(text, self.recorder, rank=self._process().rank, normal=normal)
+        if not self._quiet:
+            say(text, self.recorder, rank=self._process().rank, normal=normal)
 
     def write_bundle(
         self,
