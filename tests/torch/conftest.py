@@ -10,7 +10,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from gradscale.torch.monitor import reporting
+from gradscale.recording import session
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,4 +25,4 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch) -> None:
     """Write bundles of runs that are stopped into a folder of the test."""
-    monkeypatch.setattr(reporting, "BUNDLES", tmp_path)
+    monkeypatch.setattr(session, "BUNDLES", tmp_path)
