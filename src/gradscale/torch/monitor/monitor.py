@@ -127,10 +127,10 @@ class Monitor:
         if not rows and not self._waiting:
             return
         try:
-            self._begin(scaler, state)
+            if self.recorded and not self._begun:
+                self._begin(scaler, state)
             self._judge_rows(rows, scaler.state_dict)
-            for row in rows:
-                self._guard_scale(row, scaler)
+            self._guard_scale(rows, scaler)
         except (ScaleCollapsed, HopelessRun) as error:
             if isinstance(error, ScaleCollapsed):
                 self._judge_waiting(scaler.state_dict)
@@ -151,15 +151,17 @@ class Monitor:
             location = self.module_hooks.locate(record.scale)
             self._locations.report(location, record.step)
 
-    def _guard_scale(self, row: HostRow, scaler: Any) -> None:
-        """Raise or warn as the facts of a row demand."""
-        record, policy = row.record, scaler.policy
-        if record.floor_steps >= COLLAPSED_AFTER:
-            raise messages.collapsed(record, policy, scaler.last)
-        if row.refused:
-            self._warn.refused_scale(policy)
-        if not record.applied and record.read and policy.min_scale == policy.max_scale:
-            self._warn.static_skip(record.scale)
+    def _guard_scale(self, rows: Sequence[HostRow], scaler: Any) -> None:
+        """Raise or warn as the facts of the rows demand."""
+        policy = scaler.policy
+        fixed = policy.min_scale == policy.max_scale
+        for record, refused, _ in rows:
+            if record.floor_steps >= COLLAPSED_AFTER:
+                raise messages.collapsed(record, policy, scaler.last)
+            if refused:
+                self._warn.refused_scale(policy)
+            if fixed and record.read and not record.applied:
+                self._warn.static_skip(record.scale)
 
     def _begin(self, owner: Any, state: DeviceState) -> None:
         """Make the run file, if there is to be one and it is not there yet.
@@ -172,8 +174,6 @@ class Monitor:
             StateError: The file cannot be made, or is there already.
         """
         recorder = self._run.recorder
-        if self._begun or not self.recorded:
-            return
         self._begun = True
         last = partial(_drain, self, state, os.getpid())
         if recorder is None:
@@ -219,21 +219,25 @@ class Monitor:
         """
         now = self._copies.updates
         for row in rows:
+            record = row.record
+            healthy = record.finite and record.norm_finite and record.loss_finite
+            if healthy and record.read and not (self._waiting or self._samples):
+                # No evidence to collect.
+                self._bad = 0
+                self._run.record_step(record)
+                continue
             steps = self._steps_of(row)
             sample = None
             if row.update is not None:
                 sample = self._samples.pop(row.update, None)
             suspect = self._bad >= SUSPECT
-            case = self._evidence.start(row.record, steps, sample, suspect=suspect)
+            case = self._evidence.start(record, steps, sample, suspect=suspect)
             if case.in_flight or self._waiting:
                 due = now + (LAG if case.in_flight else 0)
                 self._waiting.append((due, case))
             else:
                 self._judge_case(case, state_dict)
-        self._judge_due(state_dict)
-
-    def _judge_due(self, state_dict: Callable[[], dict[str, Any]] | None) -> None:
-        while self._waiting and self._waiting[0][0] <= self._copies.updates:
+        while self._waiting and self._waiting[0][0] <= now:
             self._judge_case(self._waiting.popleft()[1], state_dict)
 
     def _judge_waiting(self, state_dict: Callable[[], dict[str, Any]] | None) -> None:
