@@ -5,12 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradscale import DynamicScale, GradscaleWarning
-from gradscale.torch import GradScaler, kernels
+from gradscale import DynamicScale
+from gradscale.torch import GradScaler
 from gradscale.torch.device_state.host_copy import LAG, Mailbox
 from gradscale.torch.device_state.layout import RING
 from gradscale.torch.device_state.letters import Letter
-from gradscale.torch.kernels import update as settling
 from tests.torch.kernels.books import Books
 from tests.torch.kernels.test_update import STEPS
 from tests.torch.training import INF, NAN, iterate
@@ -106,22 +105,3 @@ def test_a_scaler_hears_of_every_step_by_letter(device):
     assert [one.step for one in seen] == [1, 2, 3, 4]
     assert [one.row[2] for one in seen] == [0.0, 1.0, 0.0, 1.0]
     assert all(isinstance(post, Letter) for post in scaler._mailbox._posted)
-
-
-def test_a_kernel_that_fails_leaves_the_letter_and_a_copy_is_posted(
-    device, monkeypatch
-):
-    def broken(*given, **more):
-        raise ValueError("cannot compile")
-
-    monkeypatch.setattr(settling, "_settle", broken)
-    monkeypatch.setattr(kernels, "_broken", None)
-    monkeypatch.setattr(kernels, "usable", lambda kinds, device: True)
-    monkeypatch.setattr(
-        "gradscale.torch.device_state.update.usable", lambda kinds, device: True
-    )
-    post = Post(device, "auto")
-    with pytest.warns(GradscaleWarning, match="cannot compile"):
-        post.update()
-    assert not any(isinstance(one, Letter) for one in post.box._posted)
-    assert len(post.box._letters) == 1

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gradscale.torch.device_state.layout import Ledger
 from gradscale.torch.devices import moved
-from gradscale.torch.kernels import Kernels, fall_back, usable
+from gradscale.torch.kernels import Kernels, usable
 from gradscale.torch.scaling import trace_of
 
 
@@ -29,16 +29,12 @@ def note_(
     """
     # In this order: what is compiled asks no more than the first of them.
     if usable(kernels, scale.device) and is_a_loss(output) and _is_plain(output, scale):
-        try:
-            # Here, for Triton may be missing.
-            from gradscale.torch.kernels.noting import DTYPES, launch_
+        # Here, for Triton may be missing.
+        from gradscale.torch.kernels.noting import DTYPES, launch_
 
-            if output.dtype in DTYPES:
-                launch_(output, scale, ledger, first)
-                return
-        except Exception as error:
-            # Nothing is written yet: a kernel that was started does not raise.
-            fall_back(error, kernels)
+        if output.dtype in DTYPES:
+            launch_(output, scale, ledger, first)
+            return
     note_plainly_(output, scale, ledger, first=first)
 
 

@@ -12,7 +12,7 @@ from gradscale.torch.device_state.host_copy import Mailbox
 from gradscale.torch.device_state.layout import RING, Account, Facts, Ledger
 from gradscale.torch.device_state.rule import move_, moves_as_torch
 from gradscale.torch.grads.stats import largest
-from gradscale.torch.kernels import Kernels, fall_back, usable
+from gradscale.torch.kernels import Kernels, usable
 
 
 class Part(NamedTuple):
@@ -64,17 +64,11 @@ def settle(
     """
     alone = len(parts) == 1
     if alone and forced_scale is None and usable(kernels, state.scale.device):
-        try:
-            # Here, for Triton may be missing.
-            from gradscale.torch.kernels.update import settle_
+        # Here, for Triton may be missing.
+        from gradscale.torch.kernels.update import settle_
 
-            settle_(policy, state, ledger, parts[0], hold_on_bad_loss, mailbox)
-            return
-        except Exception as error:
-            # Nothing is written yet: a kernel that was started does not raise.
-            if mailbox is not None:
-                mailbox.recall()
-            fall_back(error, kernels)
+        settle_(policy, state, ledger, parts[0], hold_on_bad_loss, mailbox)
+        return
     whole = parts[0] if alone else _together(ledger, parts)
     kept = ledger.fields
     # A scale that cannot move has no floor to fall to.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradscale.torch import tensor_list
-from gradscale.torch.kernels import Kernels, fall_back, on, plain_histogram, usable
+from gradscale.torch.kernels import Kernels, on, plain_histogram, usable
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
 from gradscale.torch.kernels.pointer_table import TableCache
 
@@ -33,13 +33,8 @@ class Counter:
         """
         device, dtype = kind
         if dtype in KERNEL_DTYPES and usable(self._kernels, device):
-            try:
-                with on(device):
-                    return self._launch(tensors, kind)
-            except Exception as error:
-                # Whatever the compiler or the driver says, the run goes on: nothing
-                # but fresh memory was written.
-                fall_back(error, self._kernels)
+            with on(device):
+                return self._launch(tensors, kind)
         return plain_histogram.count_tensors(tensors)
 
     def _launch(

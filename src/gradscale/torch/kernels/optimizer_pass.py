@@ -4,10 +4,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from gradscale.torch import tensor_list
-from gradscale.torch.kernels import Kernels, fall_back, on, on_host, reference, usable
+from gradscale.torch.kernels import Kernels, on, on_host, reference, usable
 from gradscale.torch.kernels.args import (
     AdamHow,
     AdamLists,
@@ -17,7 +16,7 @@ from gradscale.torch.kernels.args import (
     SgdHow,
 )
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, Plans
-from gradscale.torch.kernels.pointer_table import ADDRESSES, Table
+from gradscale.torch.kernels.pointer_table import ADDRESSES
 
 __all__ = ["Plans", "adam_", "lion_", "sgd_"]
 
@@ -49,7 +48,7 @@ def lion_(
 
 
 def _step(
-    launch: Callable[[Lists, Any, Handed, Plans, Kernels], list[int]],
+    launch: Callable[[Lists, Any, Handed, Plans], list[int]],
     host: Callable[[Lists, Any, Handed], None],
     plain: Callable[[Lists, Any, Handed], None],
     lists: Lists,
@@ -60,13 +59,8 @@ def _step(
 ) -> None:
     rest = None
     if _walkable(lists, kernels):
-        try:
-            with on(lists.params[0].device):
-                rest = launch(lists, how, handed, plans, kernels)
-        except Exception as error:
-            # Whatever the compiler or the driver says, the run goes on. A launch that
-            # failed has written nothing.
-            fall_back(error, kernels)
+        with on(lists.params[0].device):
+            rest = launch(lists, how, handed, plans)
     if rest is not None:
         picked = [[column[i] for i in rest] if column else [] for column in lists]
         lists = type(lists)(*picked)
@@ -86,10 +80,11 @@ def _walkable(lists: AdamLists | MomentumLists, kernels: Kernels) -> bool:
 
 
 def _launch_adam(
-    lists: AdamLists, how: AdamHow, handed: Handed, plans: Plans, kernels: Kernels
+    lists: AdamLists, how: AdamHow, handed: Handed, plans: Plans
 ) -> list[int]:
     """Launch the kernels; return the places of the parameters that are left."""
     from gradscale.torch.kernels.adam import CHUNK, launch_
+    from gradscale.torch.kernels.step_counter import count_
 
     shaped = [lists.params, lists.grads, lists.exp_avgs, lists.exp_avg_sqs]
     shaped += [more for more in (lists.max_exp_avg_sqs, lists.masters) if more]
@@ -104,7 +99,7 @@ def _launch_adam(
             masters=bool(lists.masters),
             amsgrad=bool(lists.max_exp_avg_sqs),
         )
-        _count(lists.steps, rest, table, ADDRESSES + len(shaped), handed, kernels)
+        count_(table, ADDRESSES + len(shaped), handed.found_inf)
         _note_writes(lists, handed, rest)
     return rest
 
@@ -114,10 +109,10 @@ def _launch_momentum(
     how: SgdHow | LionHow,
     handed: Handed,
     plans: Plans,
-    kernels: Kernels,
 ) -> list[int]:
     """Launch the kernels; return the places of the parameters that are left."""
     from gradscale.torch.kernels.momentum import CHUNK, launch_
+    from gradscale.torch.kernels.step_counter import count_
 
     shaped = [lists.params, lists.grads]
     shaped += [more for more in (lists.momenta, lists.masters) if more]
@@ -134,32 +129,9 @@ def _launch_momentum(
             steps=bool(lists.steps),
         )
         if lists.steps:
-            _count(lists.steps, rest, table, ADDRESSES + len(shaped), handed, kernels)
+            count_(table, ADDRESSES + len(shaped), handed.found_inf)
         _note_writes(lists, handed, rest)
     return rest
-
-
-def _count(
-    steps: list[Tensor],
-    rest: list[int],
-    table: Table,
-    row: int,
-    handed: Handed,
-    kernels: Kernels,
-) -> None:
-    """Count the steps that a kernel has just taken."""
-    from gradscale.torch.kernels.step_counter import count_
-
-    try:
-        count_(table, row, handed.found_inf)
-    except Exception as error:
-        # The step is taken: whatever follows, it is counted.
-        left_out = set(rest)
-        reference.count_(
-            [step for i, step in enumerate(steps) if i not in left_out],
-            handed.found_inf,
-        )
-        fall_back(error, kernels)
 
 
 def _note_writes(

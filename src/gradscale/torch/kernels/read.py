@@ -7,14 +7,12 @@ of two below the chunk's peak, and added up in f32 within a chunk and in f64 bey
 sum overflows, and none underflows, unless the norm does.
 """
 
-from functools import partial
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels import Kernels, fall_back, on
+from gradscale.torch.kernels import on
 from gradscale.torch.kernels.facts import (
     Parts,
     TensorFacts,
@@ -45,9 +43,7 @@ TRITON_DTYPES = {
 }
 
 
-def read_tensors(
-    table: Table, dtype: torch.dtype, kernels: Kernels = "auto"
-) -> TensorFacts:
+def read_tensors(table: Table, dtype: torch.dtype) -> TensorFacts:
     """Read the tensors of a table once, as `reference.read_tensors` does. No host sync.
 
     What was read of each chunk is not gathered yet: `deciding.decide` does it in its
@@ -56,7 +52,6 @@ def read_tensors(
     Args:
         table: Of one list; chunks of `CHUNK` elements.
         dtype: That of all its tensors: f32, f16 or bf16.
-        kernels: Whether plain operations may gather where a kernel fails.
     """
     tiling = tiling_of(table)
     rooms = rooms_of(table.tensors, tiling.slices)
@@ -70,7 +65,7 @@ def read_tensors(
         DTYPE=TRITON_DTYPES[dtype],
         CHUNK=CHUNK,
     )
-    parts = Parts(table, cells, each, tiling, partial(gather, kernels=kernels))
+    parts = Parts(table, cells, each, tiling, gather)
     return TensorFacts(dtype, parts=parts)
 
 
@@ -96,33 +91,20 @@ def rooms_of(tensors: int, slices: int) -> int:
     return 2 * even(tensors) * (1 if slices == 1 else 1 + slices) + 1
 
 
-def gather(parts: Parts, kernels: Kernels) -> tuple[Tensor, Tensor]:
+def gather(parts: Parts) -> tuple[Tensor, Tensor]:
     """Return the peaks and the sums of squares of each tensor. No host sync."""
     table, tiling = parts.table, parts.tiling
-    try:
-        with on(parts.each.device):
-            _gather(
-                -(-table.tensors // tiling.tensors),
-                (table.cells, parts.cells, parts.each),
-                (table.tensors, table.chunks, even(table.tensors)),
-                CHUNK=CHUNK,
-                TENSORS=tiling.tensors,
-                PARTIALS=tiling.partials,
-                SLICES=tiling.slices,
-            )
-        return peaks_and_squares(parts.each, table.tensors)
-    except Exception as error:
-        # Nothing but fresh memory was written.
-        fall_back(error, kernels)
-    sums, peaks = parts.cells.view(2, -1)
-    owners = table.owners.long()
-    # Bits of magnitudes are ordered as the magnitudes are.
-    found = torch.zeros_like(peaks[: table.tensors]).scatter_reduce_(
-        0, owners, peaks, "amax"
-    )
-    squares = sums.new_zeros(table.tensors, dtype=torch.float64)
-    squares.index_add_(0, owners, sums.view(torch.float64))
-    return found.int().view(torch.float32), squares
+    with on(parts.each.device):
+        _gather(
+            -(-table.tensors // tiling.tensors),
+            (table.cells, parts.cells, parts.each),
+            (table.tensors, table.chunks, even(table.tensors)),
+            CHUNK=CHUNK,
+            TENSORS=tiling.tensors,
+            PARTIALS=tiling.partials,
+            SLICES=tiling.slices,
+        )
+    return peaks_and_squares(parts.each, table.tensors)
 
 
 # Fusion is said aloud: Triton's default is in flux.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradscale.torch import tensor_list
-from gradscale.torch.kernels import Kernels, fall_back, on, reference, usable
+from gradscale.torch.kernels import Kernels, on, reference, usable
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.facts import TensorFacts
 from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
@@ -52,14 +52,8 @@ class Reader:
         known = norm_type in (None, 2.0, math.inf) and kind[1] in KERNEL_DTYPES
         if not known or not usable(self._kernels, kind[0]):
             return None
-        try:
-            with on(kind[0]):
-                return self._read(tensors, kind, begins, numels, place)
-        except Exception as error:
-            # Whatever the compiler or the driver says, the run goes on: nothing but
-            # fresh memory was written.
-            fall_back(error, self._kernels)
-            return None
+        with on(kind[0]):
+            return self._read(tensors, kind, begins, numels, place)
 
     def decide(
         self, facts: TensorFacts, scale: Tensor, max_norm: float | None
@@ -72,14 +66,10 @@ class Reader:
             max_norm: The largest 2-norm to let through; None to let all through.
         """
         if facts.parts is not None and usable(self._kernels, scale.device):
-            try:
-                from gradscale.torch.kernels.decide import decide
+            from gradscale.torch.kernels.decide import decide
 
-                with on(scale.device):
-                    return decide(facts, scale, max_norm)
-            except Exception as error:
-                # As in `read`.
-                fall_back(error, self._kernels)
+            with on(scale.device):
+                return decide(facts, scale, max_norm)
         return reference.decide(facts, scale, max_norm)
 
     def _read(
@@ -103,4 +93,4 @@ class Reader:
         if numels is None:
             numels = tensor_list.numbers(map(Tensor.numel, tensors))
         table = self._caches[key].of(numels, [begins])
-        return read_tensors(table, kind[1], self._kernels)
+        return read_tensors(table, kind[1])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gradscale.torch import tensor_list
-from gradscale.torch.kernels import Kernels, fall_back, on, usable
+from gradscale.torch.kernels import Kernels, on, usable
 from gradscale.torch.kernels.args import AdamHow
 from gradscale.torch.kernels.plans import in_step
 from gradscale.torch.kernels.pointer_table import (
@@ -87,43 +87,27 @@ class StandIn:
         if _is_little(lists[0]) or not _are_f32(lists, found_inf):
             return None
         params, grads = lists[:2]
-        try:
-            # Here, for Triton may be missing.
-            from gradscale.torch.kernels import fused_adam
+        # Here, for Triton may be missing.
+        from gradscale.torch.kernels import fused_adam
 
-            with on(found_inf.device):
-                group = self._group_of(params[0], fused_adam.CHUNK)
-                table = group.table(lists)
-                if table is None:
-                    return None
-                powers = group.betas(how).pow(lists[-1][0])
-                amsgrad = len(lists) == _LISTS
-                fused_adam.adam_(
-                    table, how, powers, grad_scale, found_inf, amsgrad=amsgrad
-                )
-        except torch.OutOfMemoryError:
-            # Torch's kernel needs no memory.
-            return None
-        except Exception as error:
-            # A launch that failed has written nothing.
-            fall_back(error, self._kernels)
-            return None
+        with on(found_inf.device):
+            group = self._group_of(params[0], fused_adam.CHUNK)
+            table = group.table(lists)
+            if table is None:
+                return None
+            powers = group.betas(how).pow(lists[-1][0])
+            amsgrad = len(lists) == _LISTS
+            fused_adam.adam_(table, how, powers, grad_scale, found_inf, amsgrad=amsgrad)
         # Autograd has not seen the writes.
         tensor_list.note_writes(params if grad_scale is None else params + grads)
         return table
 
-    def take_back_(self, table: Table, found_inf: Tensor) -> bool:
-        """Subtract the flag from the counts in one launch; return whether it did."""
+    def take_back_(self, table: Table, found_inf: Tensor) -> None:
+        """Subtract the flag from the counts in one launch."""
         from gradscale.torch.kernels.step_counter import take_back_
 
-        try:
-            with on(found_inf.device):
-                take_back_(table, table.cells.shape[0] - 1, found_inf)
-        except Exception as error:
-            # A launch that failed has written nothing.
-            fall_back(error, self._kernels)
-            return False
-        return True
+        with on(found_inf.device):
+            take_back_(table, table.cells.shape[0] - 1, found_inf)
 
     def _group_of(self, first: Tensor, chunk: int) -> "_Group":
         """Return what is kept of the group that begins with this parameter."""
@@ -257,7 +241,10 @@ def _taken_back(args: Any, kwargs: Any) -> bool:
         return False
     counts, table = flag.stepped
     alike = len(flags) == len(counts) and len({*map(id, flags)}) == 1
-    return steps is counts and alike and flag.stand_in.take_back_(table, flag)
+    if steps is not counts or not alike:
+        return False
+    flag.stand_in.take_back_(table, flag)
+    return True
 
 
 def _is_little(params: list[Tensor]) -> bool:
