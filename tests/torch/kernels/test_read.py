@@ -12,7 +12,7 @@ from gradscale.torch.grads.collect import gather
 from gradscale.torch.grads.stats import read
 from gradscale.torch.kernels import interpreted
 from gradscale.torch.kernels import read as reading
-from gradscale.torch.kernels.pointer_table import TableCache
+from gradscale.torch.kernels.pointer_table import PointerTable
 from gradscale.torch.kernels.read import CHUNK, read_tensors
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.tensor_list import addresses
@@ -152,7 +152,7 @@ def test_fresh_memory_full_of_nans_does_not_leak_into_the_facts(device, monkeypa
         return made.fill_(math.nan if made.is_floating_point() else -1)
 
     monkeypatch.setattr(torch, "empty", poisoned)
-    table = TableCache(device, CHUNK).of([3, CHUNK + 1], [addresses(tensors)])
+    table = PointerTable(device, CHUNK).of([3, CHUNK + 1], [addresses(tensors)])
     facts = read_tensors(table, torch.float32)
     true_peaks, true_squares = exact(tensors)
     assert torch.equal(facts.peaks.cpu(), true_peaks)

@@ -9,7 +9,7 @@ import torch
 
 from gradscale.torch import GradScaler
 from gradscale.torch.kernels import pointer_table as tables
-from gradscale.torch.kernels.args import AdamHow
+from gradscale.torch.kernels.args import AdamConfig
 from gradscale.torch.kernels.torch_fused_adam import StandIn
 from tests.torch.kernels.stood_in import (
     ADAMW,
@@ -147,7 +147,7 @@ def test_a_gradient_of_another_layout_is_left_to_torch(device):
     lists += [[torch.zeros_like(param)], [torch.zeros_like(param)], []]
     lists += [[torch.ones((), device=device)]]
     flag = stand_in.flag(optimizer, torch.zeros((), device=device))
-    how = AdamHow(0.1, 0.9, 0.99, 1e-8, 0.0, decoupled=True, maximize=False)
+    how = AdamConfig(0.1, 0.9, 0.99, 1e-8, 0.0, decoupled=True, maximize=False)
     assert stand_in.step_(lists, how, None, flag) is None
     lists[1] = [torch.ones_like(param)]
     assert stand_in.step_(lists, how, None, flag) is not None

@@ -10,8 +10,11 @@ from gradscale.torch import tensor_list
 from gradscale.torch.kernels import Kernels, on, reference, usable
 from gradscale.torch.kernels.decision import Decision
 from gradscale.torch.kernels.facts import TensorFacts
-from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
-from gradscale.torch.kernels.pointer_table import TableCache
+from gradscale.torch.kernels.pointer_table import (
+    KERNEL_DTYPES,
+    PointerTable,
+    is_dense,
+)
 from gradscale.torch.kernels.torch_fused_adam import StandIn
 from gradscale.torch.tensor_list import Numbers
 
@@ -26,7 +29,7 @@ class Reader:
     def __init__(self, kernels: Kernels) -> None:
         self.stand_in = StandIn(kernels)
         self._kernels = kernels
-        self._caches: dict[tuple[torch.device, torch.dtype, int], TableCache] = {}
+        self._caches: dict[tuple[torch.device, torch.dtype, int], PointerTable] = {}
 
     def read(
         self,
@@ -84,7 +87,7 @@ class Reader:
 
         key = *kind, place
         if key not in self._caches:
-            self._caches[key] = TableCache(kind[0], CHUNK)
+            self._caches[key] = PointerTable(kind[0], CHUNK)
         if begins is None:
             if not all(map(Tensor.is_contiguous, tensors)):
                 # The order of the elements does not matter, gaps between them do.

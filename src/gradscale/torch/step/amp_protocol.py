@@ -34,7 +34,7 @@ def handed_over(
     optimizer.grad_scale = grad_scale
     optimizer.found_inf = found_inf
     if seen is not None:
-        optimizer.seen = seen
+        optimizer.grad_snapshot = seen
     done = False
     try:
         yield
@@ -42,7 +42,7 @@ def handed_over(
     finally:
         del optimizer.grad_scale, optimizer.found_inf
         if seen is not None:
-            del optimizer.seen
+            del optimizer.grad_snapshot
         if preset is not None and not done:
             optimizer.grad_scale = preset
 
