@@ -16,8 +16,8 @@ from benchmarks.command import parser_for, show
 from benchmarks.models import gpt2_shapes, llama_shapes
 from benchmarks.record import quantiles
 from benchmarks.timing import Queue
-from gradscale.torch.kernels.args import AdamHow, Handed
-from gradscale.torch.kernels.pointer_table import Table, TableCache
+from gradscale.torch.kernels.args import AdamConfig, AmpArgs
+from gradscale.torch.kernels.pointer_table import PointerTable, Table
 from gradscale.torch.tensor_list import addresses
 
 SETS = {
@@ -59,7 +59,7 @@ class Tensors:
 
     def table(self, lists: list[list[Tensor]], chunk: int) -> Table:
         """Return the pointer table of some lists."""
-        cache = TableCache(torch.device("cuda"), chunk)
+        cache = PointerTable(torch.device("cuda"), chunk)
         return cache.of(self.numels, [addresses(one) for one in lists])
 
 
@@ -78,7 +78,7 @@ def launch_of(
         reading._gather = Launch(reading._gather.body, how_compiled)
         table = tensors.table(tensors.lists[1:2], chunk)
         return lambda: reading.read_tensors(table, torch.float32).peaks
-    how = AdamHow(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
+    how = AdamConfig(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
     scale, found = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
     table = tensors.table([*tensors.lists, tensors.steps], chunk)
     if kernel == "fused adam":
@@ -89,11 +89,9 @@ def launch_of(
         given = how, powers, scale, found
         return lambda: fused_adam.adam_(table, *given, amsgrad=False)
     adam.CHUNK, adam._adam = chunk, Launch(adam._adam.body, how_compiled)
-    handed = Handed(scale, found, False)
+    amp = AmpArgs(scale, found, False)
     dtypes = torch.float32, torch.float32
-    return lambda: adam.launch_(
-        table, *dtypes, how, handed, masters=False, amsgrad=False
-    )
+    return lambda: adam.launch_(table, *dtypes, how, amp, masters=False, amsgrad=False)
 
 
 def measure(name: str, rounds: int) -> list[dict[str, Any]]:

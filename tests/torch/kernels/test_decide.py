@@ -14,7 +14,7 @@ from gradscale.torch.kernels import read as reading
 from gradscale.torch.kernels.decide import BLOCK, decide
 from gradscale.torch.kernels.decision import FIELDS
 from gradscale.torch.kernels.facts import Parts, TensorFacts, even
-from gradscale.torch.kernels.pointer_table import Table, TableCache
+from gradscale.torch.kernels.pointer_table import PointerTable, Table
 from gradscale.torch.kernels.read import CHUNK, gather, read_tensors, tiling_of
 from gradscale.torch.kernels.readers import Reader
 from gradscale.torch.tensor_list import addresses
@@ -239,7 +239,7 @@ def read(device, sizes=SOME):
     """Return what a kernel has read of some tensors."""
     torch.manual_seed(3)
     tensors = [torch.randn(size, device=device) for size in sizes]
-    table = TableCache(device, CHUNK).of(list(sizes), [addresses(tensors)])
+    table = PointerTable(device, CHUNK).of(list(sizes), [addresses(tensors)])
     return read_tensors(table, F32)
 
 
