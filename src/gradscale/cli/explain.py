@@ -28,7 +28,7 @@ def explain(
         bool, typer.Option("--json", help="Print JSON, for programs.")
     ] = False,
 ) -> None:
-    """Say what a code means, why it is bad, and what to do.
+    """Print what a code means, why it matters, and what to do.
 
     Every message of gradscale ends with a code in brackets, and every verdict on a
     step has one: `scaler.last.verdict.code`.
@@ -83,7 +83,7 @@ def page(entry: Entry) -> RenderableType:
         title,
         Text(f"{entry.summary}."),
         *_part("What it means", Text(entry.meaning)),
-        *_part("Why it is bad", Text(entry.why)),
+        *_part("Why it matters", Text(entry.why)),
         *_part("Example", _python(entry.example)),
     ]
     if entry.instead:
@@ -91,7 +91,7 @@ def page(entry: Entry) -> RenderableType:
     parts += _part("What to do", _steps(entry.advice))
     if entry.references:
         parts += _part("References", Text("\n".join(entry.references)))
-    return Group(*parts, "", Text(f"In the examples {GIVEN}", style="dim"))
+    return Group(*parts, "", Text(GIVEN, style="dim"))
 
 
 def _part(title: str, body: RenderableType) -> list[RenderableType]:
