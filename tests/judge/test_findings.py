@@ -180,7 +180,7 @@ def test_findings_of_one_code_and_location_are_merged_with_count_and_steps():
     found = [repeated(step=10, since=4), repeated(step=30, since=28, loss="nan")]
     (one,) = merge_repeats(found)
     assert (one.step, one.since) == (30, 4)
-    assert one.what == "it happened; 2 times, said from step 10 to step 30"
+    assert one.what == "it happened; reported twice (steps 10 and 30)"
     assert one.evidence == {
         "loss": "nan",
         "times": 2,
@@ -191,7 +191,9 @@ def test_findings_of_one_code_and_location_are_merged_with_count_and_steps():
 
 def test_a_count_in_the_evidence_wins_over_the_number_of_findings():
     found = [repeated(times=1), repeated(times=2), repeated(times=8)]
-    assert merge_repeats(found)[0].evidence["times"] == 8
+    (one,) = merge_repeats(found)
+    assert one.evidence["times"] == 8
+    assert one.what == "it happened; 8 times (steps 10 to 10)"
 
 
 def test_the_hopeless_finding_of_a_group_is_kept():

@@ -6,7 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from gradscale.core.records import StepRecord, Verdict
-from gradscale.diagnosis.culprits import NOBODY, Culprit, Culprits, Place, tensors_in
+from gradscale.diagnosis.culprits import (
+    NO_TENSORS,
+    Culprit,
+    Culprits,
+    Place,
+    tensors_in,
+)
 from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.records import Bounds, Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
@@ -157,7 +163,7 @@ def diagnose_run(
     applied = count = 0
     for row in run.steps():
         first = first or row
-        who, lost = NOBODY, None
+        who, lost = NO_TENSORS, None
         if row.step in sampled:
             lost = meter.see(row.step, row.scale, list(run.samples(row.step)))
         applied += row.applied

@@ -4,7 +4,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from gradscale.core.records import Verdict
-from gradscale.diagnosis.culprits import NOBODY, Culprits, tensors_in
+from gradscale.diagnosis.culprits import NO_TENSORS, Culprits, tensors_in
 from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.records import Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Timeline
@@ -101,7 +101,7 @@ class Follower:
             who = (
                 culprits.at(row.step, weights=weights)
                 if culprits and blamed
-                else NOBODY
+                else NO_TENSORS
             )
             record = self._records.of(row, bool(who.nan))
             verdict, said = self._judge.see(record, who.counted)

@@ -63,7 +63,7 @@ def frequent_skips(context: Context, skips: int, steps: int, since: int) -> Find
         **_nonfinite_tensors(context),
         **_growth_before(context, since),
     }
-    what = f"{skips} of {steps} steps were skipped, at S = {power(record.scale)} now"
+    what = f"{skips} of {steps} steps were skipped, now at S = {power(record.scale)}"
     cost = f"{_batches(skips)} of {steps} lost"
     return _finding("GS201", context, since, what, cost, seen)
 
@@ -78,7 +78,7 @@ def fixed_scale(context: Context, skips: int, steps: int, since: int) -> Finding
         **_nonfinite_tensors(context),
         **_growth_before(context, since),
     }
-    what = f"{skips} of {steps} steps were skipped and S stays at {scale}"
+    what = f"{skips} of {steps} steps were skipped while S stays at {scale}"
     cost = f"{_batches(skips)} of {steps} lost"
     return _finding("GS205", context, since, what, cost, seen)
 
@@ -99,11 +99,11 @@ def collapse(context: Context) -> Finding:
     # A non-finite loss makes all gradients non-finite, with or without NaN.
     kind = _kind_of(run) if history.bad.length else "not finite"
     what = (
-        f"S is at its floor of {power(record.scale)} and gradients were {kind} there, "
+        f"S is at its floor of {power(record.scale)} and gradients are still {kind}, "
         f"{record.floor_steps} steps in a row"
     )
     lost = _batches(max(run.length, record.floor_steps))
-    cost = f"no step was taken; {lost} lost"
+    cost = f"no step was applied; {lost} lost"
     return _finding("GS202", context, since, what, cost, seen)
 
 
@@ -135,11 +135,11 @@ def nonfinite_loss(
     row = f"{steps} steps in a row" if steps > 1 else "1 step"
     what = f"the loss is {word} before scaling, {row}; no lower scale can help"
     cost = f"{_batches(steps - run.applied)} lost"
-    cost += "; running statistics may have taken it in"
+    cost += "; BatchNorm statistics may be contaminated"
     if run.applied == steps:
-        cost = "the value of the loss is of no use; the steps were taken"
+        cost = "the value of the loss is unusable; the steps were applied"
     elif run.applied:
-        cost += f"; {run.applied} of {steps} steps were taken"
+        cost += f"; {run.applied} of {steps} steps were applied"
     return _finding("GS203", context, run.since, what, cost, seen, hopeless=hopeless)
 
 
@@ -148,7 +148,7 @@ def norm_overflow(context: Context, times: int) -> Finding:
     record = context.record
     scale = power(record.scale)
     seen = {"times": times, "scale": scale, **_growth_before(context, record.step)}
-    what = "every gradient is finite and their norm is beyond float32"
+    what = "every gradient is finite, but their norm overflows float32"
     return _finding("GS204", context, record.step, what, "1 batch lost", seen)
 
 
@@ -161,7 +161,7 @@ def loss_overflow(context: Context, times: int) -> Finding:
         most = math.floor(TOP - exponent(abs(record.loss)))
         seen["fits"] = power(2.0**most)
     what = f"the loss is finite and overflows its dtype when scaled by {seen['scale']}"
-    cost = "1 batch lost, and S has to stay lower than the gradients need"
+    cost = "1 batch lost; the loss keeps S lower than the gradients need"
     return _finding("GS206", context, record.step, what, cost, seen)
 
 
@@ -174,7 +174,7 @@ def nonfinite_weights(context: Context) -> Finding:
         **_nonfinite_tensors(context),
         **_growth_before(context, record.step),
     }
-    what = "a weight is not finite; every step from here on is lost"
+    what = "a weight is not finite; no later step is usable"
     cost = "the run since the last checkpoint"
     return _finding("GS207", context, record.step, what, cost, seen)
 
@@ -197,7 +197,7 @@ def genuine(context: Context) -> Finding:
         f"gradients are {_kind_of(run)} at any scale: S {power(run.origin)} -> "
         f"{power(run.last)}, {run.length} of {run.length} steps skipped"
     )
-    cost = f"no step was taken; {_batches(run.length)} lost"
+    cost = f"no step was applied; {_batches(run.length)} lost"
     return _finding("GS208", context, run.since, what, cost, seen)
 
 
@@ -212,8 +212,8 @@ def underflow(context: Context) -> Finding:
         "fallen": record.scale < history.first_scale,
     }
     what = (
-        f"no gradient reaches the normal float16 at S = {scale}, {run.length} steps in "
-        "a row"
+        f"every gradient is below the normal float16 range at S = {scale}, "
+        f"{run.length} steps in a row"
     )
     if record.lost is not None and history.lost.length:
         run = history.lost
@@ -226,7 +226,7 @@ def underflow(context: Context) -> Finding:
         seen["headroom_bits"] = round(headroom, 2)
         spare = max(0, math.floor(headroom) - SPARE_BITS)
         seen["room"] = power(record.scale * 2.0**spare)
-    cost = "what is below 2^-24 becomes 0 and is not learned from"
+    cost = "gradient elements below 2^-25 become 0"
     return _finding("GS209", context, run.since, what, cost, seen)
 
 
@@ -246,12 +246,12 @@ def falling_scale(context: Context, alarm: Alarm) -> Finding:
             f"S = {power(context.record.scale)} is {alarm.bits:.1f} bits below its "
             f"usual 2^{alarm.usual:.1f}, within {steps} steps"
         )
-        cost = "small gradients are lost first; runs that diverged began like this"
+        cost = "small gradients underflow first; runs that diverged began like this"
     else:
         seen["headroom_bits"] = round(context.trend.headroom(), 2)
         what = (
             f"gradients have grown by {alarm.bits:.1f} bits within {steps} steps, "
-            f"{seen['headroom_bits']:.1f} bits below 65504"
+            f"now {seen['headroom_bits']:.1f} bits below 65504"
         )
         cost = "overflow is near"
     return _finding("GS210", context, alarm.since, what, cost, seen)
