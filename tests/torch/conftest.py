@@ -1,4 +1,4 @@
-"""What every test of the torch room stands on."""
+"""Fixtures of all tests of the torch room."""
 
 import os
 from collections.abc import Iterator
@@ -20,6 +20,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Return the device on which kernels run here; the CPU has Triton's interpreter."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture(autouse=True)

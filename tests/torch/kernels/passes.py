@@ -16,8 +16,10 @@ from gradscale.torch.kernels.args import (
     MomentumLists,
     SgdConfig,
 )
+from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.kernels.pointer_table import PointerTable
-from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.kernels.reference import TensorStats
+from gradscale.torch.tensor_list import numbers
 
 # Around the chunk of 1024, and what is left of a vector of 16 bytes.
 SIZES = (1, 5, 1024, 1025, 2050)
@@ -201,8 +203,11 @@ def all_bits(lists: Lists) -> list[list[int]]:
     return [bits(t).tolist() for column in lists for t in column]
 
 
-def read_by(
-    reader: Reader, tensors: list[Tensor], norm_type: float | None = None
-) -> Any:
-    """Return what a reader says of tensors of one kind."""
-    return reader.read(tensors, norm_type, (tensors[0].device, tensors[0].dtype))
+def read_by(reader: GradReader, tensors: list[Tensor]) -> TensorStats:
+    """Return the statistics that a reader makes of tensors of one kind."""
+    kind = tensors[0].device, tensors[0].dtype
+    numels = numbers(map(Tensor.numel, tensors))
+    stats, _ = reader.read(
+        tensors, kind, None, numels, torch.ones((), device=kind[0]), None
+    )
+    return stats

@@ -11,7 +11,7 @@ from gradscale.core.exponent_histogram import pooled
 from gradscale.errors import ConfigError
 from gradscale.runfile import RunWriter, open_run
 from gradscale.runfile.thinning import due
-from gradscale.torch.device_state.host_copy import LAG
+from gradscale.torch.device_state.async_copy import LAG
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.underflow.meter import Meter
 

@@ -156,7 +156,7 @@ class RowCopies:
         assert self._sheet is not None
         tally, ring = split_sheet(self._sheet.cpu())
         started, self._started = self._started, 0
-        steps = int(tally[0])
+        steps = tally.tolist()[0]
         first = max(self._read, steps - RING)
         self.lost += first - self._read
         self._read, replayed = steps, steps - started
