@@ -27,11 +27,12 @@ _C_TYPES: dict[torch.dtype, Any] = {
     torch.float32: ctypes.c_float,
     torch.float64: ctypes.c_double,
     torch.int32: ctypes.c_int32,
+    torch.int64: ctypes.c_int64,
 }
 
 
 def host_value(scalar: Tensor) -> Any:
-    """Return an f32[], f64[] or i32[] that is in host memory.
+    """Return the first element of a tensor in host memory: f32, f64, i32 or i64.
 
     A load: no operator runs and nothing is waited for.
     """

@@ -108,8 +108,9 @@ def are_grads(params: list[Tensor], last: GradSnapshot, marks: Numbers) -> bool:
     return (
         len(now) == len(tensors)
         and all(map(is_, now, tensors))
-        and list(map(Tensor.data_ptr, tensors)) == last.addresses.tolist()
-        and list(map(_VERSION, tensors)) == marks.tolist()
+        # While torch.compile traces there are no addresses: these are then lists.
+        and array("q", list(map(Tensor.data_ptr, tensors))) == last.addresses
+        and array("q", list(map(_VERSION, tensors))) == marks
     )
 
 

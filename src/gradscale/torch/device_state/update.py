@@ -3,7 +3,8 @@
 One launch where kernels run and one optimizer stepped; plain operations otherwise.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,12 +12,7 @@ from torch import Tensor
 
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.state import FixedState, Observed, ScaleState
-from gradscale.torch.device_state.layout import (
-    RING,
-    Account,
-    DeviceState,
-    StepFacts,
-)
+from gradscale.torch.device_state.layout import RING, Account, DeviceState, Kept
 from gradscale.torch.devices import host_value
 from gradscale.torch.grads.stats import largest
 from gradscale.torch.kernels import Kernels, usable
@@ -74,32 +70,43 @@ def update_(
 
         update_one_(policy, scaling, state, steps[0], hold_on_bad_loss)
         return
-    whole = steps[0] if alone else _joined(state, steps)
-    fields = state.fields
+    ops = _ops_for(scaling.scale)
+    kept = ops.kept(state)
+    present = type(scaling)(*map(ops.number, scaling))
+    rows = [_facts(one, ops) for one in steps]
+    whole = rows[0] if alone else _joined(rows, ops.number(state.used_scale), ops)
+    finite, loss_finite = whole.skip == 0.0, kept.loss_trace == 0.0
+    floor_steps = kept.floor_steps
     # A scale that cannot move has no floor to fall to.
     if policy.min_scale < policy.max_scale:
-        stuck = whole.skip * (scaling.scale <= policy.min_scale)
-        torch.addcmul(stuck, stuck, fields.floor_steps, out=fields.floor_steps)
-    given = None
-    if forced_scale is not None:
-        given = _admitted(policy, scaling, state, forced_scale)
-    if not alone:
-        for one in steps:
-            _write_row(state, _facts(state, one), scaling.scale, [one.account])
-    _write_row(
-        state,
-        _facts(state, whole),
-        scaling.scale,
-        [whole.account, state.total] if alone else [state.total],
-        in_ring=True,
-    )
-    if given is not None:
-        scaling.scale.copy_(given)
+        stuck = whole.skip * (present.scale <= policy.min_scale)
+        floor_steps = stuck * (floor_steps + 1.0)
+    refused = kept.refused
+    if forced_scale is None:
+        observed = Observed(finite, whole.amax, loss_finite)
+        # mypy cannot see that the state is of the policy's own type.
+        moved: Any = policy.next_state(present, observed, ops.where)  # type: ignore[arg-type]
+        if hold_on_bad_loss:
+            pairs = zip(moved, present, strict=True)
+            moved = [ops.where(loss_finite, new, old) for new, old in pairs]
     else:
-        _move(policy, scaling, state, whole, hold_on_bad_loss)
-    torch._foreach_copy_([fields.loss_trace, fields.loss], [state.zero, state.nan])
-    fields.uncalibrated.mul_(whole.skip)
-    torch.gt(scaling.scale, state.draft[-1], out=fields.grown)
+        given = ops.number(forced_scale)
+        fits = (given >= policy.min_scale) & (given <= policy.max_scale)
+        refused = ops.where(fits, ops.zero, ops.one)
+        moved = present._replace(scale=ops.where(fits, given, present.scale))
+    now = kept._replace(floor_steps=floor_steps, refused=refused)
+    uncalibrated = kept.uncalibrated * whole.skip
+    grown = ops.where(moved[0] > present.scale, ops.one, ops.zero)
+    then = Kept(ops.zero, uncalibrated, grown, floor_steps, refused, ops.nan)
+    if not alone:
+        for one, row in zip(steps, rows, strict=True):
+            _write_row(state, [one.account], row.fields(now, ops), ops)
+    accounts = [state.total, steps[0].account] if alone else [state.total]
+    _write_row(state, accounts, whole.fields(now, ops), ops, then)
+    # In place: a captured graph holds these very tensors.
+    for tensor, old, new in zip(scaling, present, moved, strict=True):
+        if new is not old:
+            ops.assign(tensor, new)
 
 
 def force_scale_(
@@ -109,7 +116,9 @@ def force_scale_(
     scale: Tensor,
 ) -> None:
     """Set the scale, or note that it is out of bounds. No host sync."""
-    scaling.scale.copy_(_admitted(policy, scaling, state, scale))
+    fits = (scale >= policy.min_scale) & (scale <= policy.max_scale)
+    state.fields.refused.copy_(~fits)
+    scaling.scale.copy_(torch.where(fits, scale, scaling.scale))
 
 
 def update_idle_(
@@ -122,117 +131,158 @@ def update_idle_(
         accounts: The accounts of these optimizers.
         whole: No other optimizer had a gradient: the step as a whole was idle.
     """
-    zero = state.zero
-    idle = StepFacts(
-        read=zero,
-        stepped=zero,
-        skipped=zero,
-        scale=state.used_scale,
-        found=zero,
-        norm_found=zero,
-        amax=zero,
-        grad_norm=state.unasked,
-    )
-    written = [*accounts, state.total] if whole else list(accounts)
-    _write_row(state, idle, zero, written, in_ring=whole)
+    ops = _ops_for(state.used_scale)
+    zero, kept = ops.zero, ops.kept(state)
+    scale = ops.number(state.used_scale)
+    idle = _Facts(zero, zero, zero, scale, zero, zero, zero, ops.unasked, zero)
+    row = idle.fields(kept, ops)
     if whole:
-        fields = state.fields
-        torch._foreach_copy_([fields.loss_trace, fields.loss], [zero, state.nan])
+        then = kept._replace(loss_trace=zero, loss=ops.nan)
+        _write_row(state, [*accounts, state.total], row, ops, then)
+    elif accounts:
+        _write_row(state, list(accounts), row, ops)
     # The tally counts `read`, which is 0 here.
-    for account in written:
+    for account in [*accounts, state.total] if whole else accounts:
         account.tally[0].add_(1)
 
 
-def _admitted(
-    policy: AnyPolicy,
-    scaling: FixedState | ScaleState,
-    state: DeviceState,
-    scale: Tensor,
-) -> Tensor:
-    """Return the given scale if it is within the bounds, else the present one."""
-    fits = (scale >= policy.min_scale) & (scale <= policy.max_scale)
-    state.fields.refused.copy_(~fits)
-    return torch.where(fits, scale, scaling.scale)
+class _Ops(NamedTuple):
+    """The operations of an update: on tensors, or on the numbers of a CPU.
 
+    Attributes:
+        zero, one, unasked, nan: 0, 1, -1 and NaN.
+        number: Returns a scalar tensor as such a value.
+        kept: Returns the kept values.
+        where: Chooses.
+        largest: Returns the maximum of some values; NaN if there is one.
+        pack: Returns values as f32[n].
+        assign: Writes a value into a scalar tensor.
+    """
 
-def _move(
-    policy: AnyPolicy,
-    scaling: FixedState | ScaleState,
-    state: DeviceState,
-    whole: StepSummary,
-    hold_on_bad_loss: bool,
-) -> None:
-    """Move the scale by the rule: on host numbers where they are, else on tensors."""
-    here: Any = scaling
-    where: Any = torch.where
-    skip: Any = whole.skip
-    trace: Any = state.fields.loss_trace
-    if skip.device.type == "cpu" and not torch.compiler.is_compiling():
-        here = type(scaling)(*map(host_value, scaling))
-        skip, where = host_value(skip), _choose
-        trace = host_value(trace) if hold_on_bad_loss else 0.0
-    observed = Observed(finite=skip == 0.0, amax=0.0, loss_finite=trace == 0.0)
-    moved = policy.next_state(here, observed, where)
-    # In place: a captured graph holds these very tensors.
-    for tensor, kept, value in zip(scaling, here, moved, strict=True):
-        if hold_on_bad_loss:
-            value = where(observed.loss_finite, value, kept)
-        tensor.copy_(value) if isinstance(value, Tensor) else tensor.fill_(value)
+    zero: Any
+    one: Any
+    unasked: Any
+    nan: Any
+    number: Callable[[Tensor], Any]
+    kept: Callable[[DeviceState], Kept]
+    where: Callable[[Any, Any, Any], Any]
+    largest: Callable[[list[Any]], Any]
+    pack: Callable[[Sequence[Any]], Tensor]
+    assign: Callable[[Tensor, Any], Any]
 
 
 def _choose(cond: bool, a: Any, b: Any) -> Any:
-    # Rounded to f32 when it is written: a rule multiplies once.
     return a if cond else b
 
 
-def _joined(state: DeviceState, steps: Sequence[StepSummary]) -> StepSummary:
-    """Return the steps of several optimizers as one."""
-    norms = [one.norm for one in steps if one.norm is not None]
-    bad_norms = [one.norm_found for one in steps if one.norm_found is not None]
-    peaks = [one.amax for one in steps if one.amax is not None]
-    return StepSummary(
-        account=state.total,
-        scale=state.used_scale,
-        stepped=any(one.stepped for one in steps),
-        skip=largest([one.skip for one in steps]),
-        found=largest([one.found for one in steps]),
-        norm_found=largest(bad_norms) if bad_norms else None,
-        # Optimizers clipped together share one norm; else this is the largest.
-        norm=largest(norms) if norms else None,
-        amax=largest(peaks) if peaks else None,
+def _largest_number(values: list[float]) -> float:
+    return math.nan if any(map(math.isnan, values)) else max(values)
+
+
+_ON_HOST = _Ops(
+    0.0,
+    1.0,
+    -1.0,
+    math.nan,
+    host_value,
+    lambda state: Kept(*state.kept.tolist()),
+    _choose,
+    _largest_number,
+    lambda values: torch.tensor(values, dtype=torch.float32),
+    Tensor.fill_,
+)
+
+
+def _ops_for(scale: Tensor) -> _Ops:
+    if scale.device.type == "cpu" and not torch.compiler.is_compiling():
+        return _ON_HOST
+    zero, one = torch.zeros_like(scale), torch.ones_like(scale)
+    return _Ops(
+        zero,
+        one,
+        -one,
+        torch.full_like(scale, math.nan),
+        lambda tensor: tensor,
+        lambda state: Kept(*state.kept.clone().unbind()),
+        torch.where,
+        largest,
+        lambda values: torch.stack(list(values)),
+        Tensor.copy_,
     )
 
 
-def _facts(state: DeviceState, one: StepSummary) -> StepFacts:
-    zero = state.zero
-    return StepFacts(
-        read=state.one,
-        stepped=state.one if one.stepped else zero,
-        skipped=one.skip if one.stepped else zero,
-        scale=one.scale,
-        found=one.found,
-        norm_found=zero if one.norm_found is None else one.norm_found,
-        amax=zero if one.amax is None else one.amax,
-        grad_norm=state.unasked if one.norm is None else one.norm,
+class _Facts(NamedTuple):
+    """The facts of one optimizer's step, by `_Ops`; fields as in `StepFacts`."""
+
+    read: Any
+    stepped: Any
+    skipped: Any
+    scale: Any
+    found: Any
+    norm_found: Any
+    amax: Any
+    grad_norm: Any
+    skip: Any
+
+    def fields(self, kept: Kept, ops: _Ops) -> list[Any]:
+        """Return the fields of a row, in order."""
+        return [*self[:-1], *kept]
+
+
+def _facts(one: StepSummary, ops: _Ops) -> _Facts:
+    number, skip = ops.number, ops.number(one.skip)
+    return _Facts(
+        read=ops.one,
+        stepped=ops.one if one.stepped else ops.zero,
+        skipped=skip if one.stepped else ops.zero,
+        scale=number(one.scale),
+        found=number(one.found),
+        norm_found=ops.zero if one.norm_found is None else number(one.norm_found),
+        amax=ops.zero if one.amax is None else number(one.amax),
+        grad_norm=ops.unasked if one.norm is None else number(one.norm),
+        skip=skip,
     )
+
+
+def _joined(rows: list[_Facts], scale: Any, ops: _Ops) -> _Facts:
+    """Return the steps of several optimizers as one: the largest of each fact.
+
+    Optimizers clipped together share one norm.
+    """
+    columns = zip(*rows, strict=True)
+    return _Facts(*(ops.largest(list(each)) for each in columns))._replace(scale=scale)
 
 
 def _write_row(
     state: DeviceState,
-    facts: StepFacts,
-    scale: Tensor,
     accounts: list[Account],
-    *,
-    in_ring: bool = False,
+    fields: list[Any],
+    ops: _Ops,
+    then: Kept | None = None,
 ) -> None:
-    """Write one row for these accounts and count it; `draft` keeps the scale too."""
-    draft = torch.stack((*facts, *state.fields, scale), out=state.draft)
-    row = draft[:-1]
-    if in_ring:
-        place = state.total.tally[:1] % RING
-        state.ring.index_copy_(0, place, row.unsqueeze(0))
+    """Write one row for these accounts and count it.
+
+    Args:
+        state: The device state.
+        accounts: Whose row it is.
+        fields: The fields of the row, in order.
+        ops: Their operations.
+        then: With the row of the whole step, which goes into the ring: the values that
+            are kept for the next one.
+    """
+    row = ops.pack(fields)
+    copied, copies = [account.row for account in accounts], [row] * len(accounts)
+    if then is not None:
+        if ops is _ON_HOST:
+            copied.append(state.ring[host_value(state.total.tally) % RING])
+            copies.append(row)
+        else:
+            place = state.total.tally[:1] % RING
+            state.ring.index_copy_(0, place, row.unsqueeze(0))
+        copied.append(state.kept)
+        copies.append(ops.pack(then))
     # One launch each, however many accounts there are.
-    torch._foreach_copy_([account.row for account in accounts], [row] * len(accounts))
+    torch._foreach_copy_(copied, copies)
     counts = row[:3].long()
     torch._foreach_add_(
         [account.tally for account in accounts], [counts] * len(accounts)

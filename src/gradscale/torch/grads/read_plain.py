@@ -38,6 +38,8 @@ def read_on_device(tensors: list[Tensor], norm_type: float | None) -> PlainStats
 def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
     """Return the same, with None for magnitudes that are all harmless."""
     dtype = tensors[0].dtype
+    if sum(map(Tensor.numel, tensors)) < SMALL and dtype not in _HALVES:
+        return _read_small(tensors, norm_type)
     add_squares = norm_type == 2.0 and dtype in (torch.float32, torch.float64)
     pieces = _pieces(tensors)
     extremes: list[Tensor] = []
@@ -51,14 +53,29 @@ def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
     if dtype in _HALVES:
         peak = peak.float()
     highest = host_value(peak)
-    # Only a peak beyond this can be a culprit, now or when it is unscaled.
-    harmless = highest <= torch.finfo(dtype).max * 2.0**-32
-    each = None if harmless else peaks_on_host(tensors)
+    each = None if _is_harmless(highest, dtype) else peaks_on_host(tensors)
     if norm_type is None:
         return peak, each, None
     if norm_type == math.inf or not 0.0 < highest < math.inf:
         return peak, each, peak
     return peak, each, _norm_on_host(pieces, squares, norm_type)
+
+
+def _read_small(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
+    """Read so few elements that operations cost more than passes over them."""
+    flat = torch._utils._flatten_dense_tensors(tensors)
+    peak = torch.linalg.vector_norm(flat, math.inf)
+    each = (
+        None if _is_harmless(host_value(peak), flat.dtype) else peaks_on_host(tensors)
+    )
+    if norm_type is None or norm_type == math.inf:
+        return peak, each, None if norm_type is None else peak
+    return peak, each, torch.linalg.vector_norm(flat, norm_type, dtype=torch.float64)
+
+
+def _is_harmless(peak: float, dtype: torch.dtype) -> bool:
+    """Return whether no gradient can be a culprit, now or when it is unscaled."""
+    return peak <= torch.finfo(dtype).max * 2.0**-32
 
 
 def peaks_on_device(tensors: list[Tensor]) -> Tensor:
