@@ -41,7 +41,7 @@ class WarnOnce:
             "lower scale, or use DynamicScale. Further skips are counted in "
             "scaler.skipped_steps.",
             "GS205",
-            stacklevel=7,
+            stacklevel=6,
         )
 
     def refused_scale(self, policy: AnyPolicy) -> None:
@@ -52,7 +52,7 @@ class WarnOnce:
             f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
             "would have broken the bounds of the policy. Pass a scale inside them.",
             "GS109",
-            stacklevel=7,
+            stacklevel=6,
         )
 
     def no_gradients(self, optimizer: Any) -> None:

@@ -147,7 +147,8 @@ class RowCopies:
 
     def _wait(self) -> None:
         if self._event is not None:
-            self._event.synchronize()
+            if not self._event.query():
+                self._event.synchronize()
             self._event = None
 
     def _finish(self) -> list[HostRow]:
