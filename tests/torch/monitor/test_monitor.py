@@ -120,12 +120,12 @@ def test_a_run_of_a_few_steps_is_recorded_whole(tmp_path, steps):
         assert [row.step for row in run.steps()] == list(range(1, steps + 1))
 
 
-def test_close_judges_the_last_steps_without_a_run_file_too(logged):
+def test_close_judges_the_last_steps_without_a_run_file_too():
     scaler = GradScaler("cpu")
-    train(scaler, 107, nan_from=100)
-    assert "GS203" not in codes(logged())
+    train(scaler, 7)
+    assert len(scaler._monitor._run.records) == 4
     scaler.close()
-    assert "GS203" in codes(logged())
+    assert len(scaler._monitor._run.records) == 7
 
 
 class Block(nn.Module):
