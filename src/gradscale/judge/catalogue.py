@@ -467,9 +467,9 @@ scaler.update()
         meaning=(
             "update(new_scale) got a tensor on an accelerator. It is compared with the "
             "bounds on the device, without waiting for it; it was outside, so the "
-            "scale stayed. The warning comes two updates later, when the fact has "
-            "reached the host. A number, or a tensor on the CPU, is refused at once "
-            "(GS101)."
+            "scale stayed. The warning comes up to five updates later, when the row of "
+            "the step has reached the host. A number, or a tensor on the CPU, is "
+            "refused at once (GS101)."
         ),
         why=(
             "The run goes on with another scale than the one you asked for. Taken as "
@@ -720,8 +720,8 @@ scaler.update()
         summary="A step was skipped at a scale that cannot back off",
         meaning=(
             "The policy is StaticScale or NoScale and a gradient was not finite. The "
-            "step was skipped. Said once, two updates later; all skips are counted in "
-            "scaler.skipped_steps."
+            "step was skipped. Reported once, up to five updates later; all skips are "
+            "counted in scaler.skipped_steps."
         ),
         why=(
             "A fixed scale does not move. If it is too high for this model, every step "
