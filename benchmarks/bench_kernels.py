@@ -68,16 +68,22 @@ def launch_of(
 ) -> Callable[[], object]:
     """Return a function that launches a kernel with these parameters."""
     from gradscale.torch.kernels import adam, fused_adam
+    from gradscale.torch.kernels import decide as deciding
     from gradscale.torch.kernels import read as reading
     from gradscale.torch.kernels.launch import Launch
 
     how_compiled = {"num_warps": warps, "enable_fp_fusion": True}
     if kernel == "read":
-        reading.CHUNK = chunk
+        reading.CHUNK = deciding.CHUNK = chunk
         reading._read = Launch(reading._read.body, how_compiled)
-        reading._gather = Launch(reading._gather.body, how_compiled)
+        body = deciding._gather_and_decide.body
+        how_to_decide = how_compiled | {"enable_fp_fusion": False}
+        deciding._gather_and_decide = Launch(body, how_to_decide)
         table = tensors.table(tensors.lists[1:2], chunk)
-        return lambda: reading.read_tensors(table, torch.float32).peaks
+        one = torch.ones((), device="cuda")
+        return lambda: deciding.gather_and_decide(
+            reading.read_chunks(table, torch.float32), torch.float32, one, None
+        )
     how = AdamConfig(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
     scale, found = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
     table = tensors.table([*tensors.lists, tensors.steps], chunk)

@@ -4,18 +4,18 @@ The loss scaled, then everything after backward (check, unscale, clip at 1.0, Ad
 next scale) on the shapes of a model, healthy throughout, by one optimizer under four
 scalers in turns:
 
-  silent    makes nothing of its facts: they stay on the device; no judge, no file
-  mailbox   sends them to the host, reads those of two steps ago, and drops them
-  verdicts  as it comes: they are judged, culprits are ready, nothing is written
+  silent    leaves the rows on the device: no judge, no file
+  copied    copies them to the host every fourth step, reads and drops them
+  verdicts  the default: rows are judged, culprits are known, nothing is written
   recorded  names, verdicts, peaks, samples of the underflow meter and a run file
 
-"added" is the median of what a scaler takes longer than the silent one in the same
-turn: it sees everything, and the noise of two whole steps. "inside" is the median of
-the time spent in what the silent one leaves out, by a clock around each of these calls,
-while the scaler trains GPT-2 by itself; "inside mean" is the mean, which holds the
-steps that are sampled. The host never waits for the device: a GPU is kept busy, and in
-training it is waited for between the steps. On a CPU, which reads the gradients of a
-sampled step itself, only the medians mean something.
+"added" is the median of the time beyond that of the silent scaler in the same turn; it
+includes the noise of two whole steps. "inside" is the median of the time in the call
+that the silent scaler leaves out, while the scaler trains GPT-2 by itself; "inside
+mean" is the mean, which includes the steps that are sampled or judged. The host never
+waits for the device: a GPU is kept busy, and in training it is waited for between the
+steps. On a CPU, which reads the gradients of a sampled step itself, only the medians
+are meaningful.
 """
 
 import statistics
@@ -50,10 +50,10 @@ from benchmarks.timing import (
 
 SETS = {"gpt2-124M": gpt2_shapes(), "tiny": gpt2_shapes(8, 1)}
 SILENT = "silent"
-MAILBOX = "mailbox"
+COPIED = "copied"
 SCALERS = {
     SILENT: "gradscale",
-    MAILBOX: "gradscale",
+    COPIED: "gradscale",
     "verdicts": "gradscale",
     "recorded": "recorded",
 }
@@ -74,35 +74,27 @@ COLUMNS = {
 }
 
 
-def silenced(scaler: Any, *, mailbox: bool) -> None:
-    """Let a scaler make nothing of its facts, or only fetch them."""
-    scaler._hear = lambda ledger, has_loss: None
-    scaler._monitor.pass_by = lambda *facts: True
-    if mailbox:
-        scaler._monitor.pass_by = lambda *facts: False
-        scaler._hear = lambda ledger, has_loss: scaler._mailbox.exchange(ledger)
-    else:
-        scaler._mailbox.letter = lambda ledger: (None, 0)
+def silenced(scaler: Any, *, copied: bool) -> None:
+    """Let a scaler leave its rows on the device, or copy and drop them."""
+    monitor = scaler._monitor
+    monitor.end_update = lambda *given: None
+    if copied:
+        monitor.end_update = lambda _, state, steps: monitor._copies.advance(state)
 
 
 class Inside:
-    """Clocks what a scaler does for verdicts and records, and for nothing else."""
+    """Times the part of an update that judges and records."""
 
     def __init__(self, scaler: Any) -> None:
         self.seconds: list[float] = []
         self._now = 0.0
-        self._behind = scaler._monitor._behind
-        for owner, name in (
-            (scaler._mailbox, "letter"),
-            (scaler._monitor, "pass_by"),
-            (scaler, "_hear"),
-        ):
-            setattr(owner, name, self._clocked(getattr(owner, name)))
+        self._steps = scaler._monitor._steps
+        scaler._monitor.end_update = self._clocked(scaler._monitor.end_update)
 
     def _clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def clocked(*given: Any, **more: Any) -> Any:
-            # The silent one lets go of it too, elsewhere.
-            held = next(iter(self._behind), None)
+            # Kept: the silent scaler frees it too, elsewhere.
+            held = next(iter(self._steps), None)
             begin = perf_counter()
             found = call(*given, **more)
             self._now += perf_counter() - begin
@@ -144,8 +136,8 @@ def watch_of(
     params = optimizers.params
     who = Contestant(kind, SCALERS[impl], ours)
     entered: Entered = enter(who, params, optimizers, args.device)
-    if impl in (SILENT, MAILBOX):
-        silenced(entered.scaler, mailbox=impl == MAILBOX)
+    if impl in (SILENT, COPIED):
+        silenced(entered.scaler, copied=impl == COPIED)
     grads = [param.grad for param in params]
 
     def restore() -> None:

@@ -11,8 +11,8 @@ SETTLED_AFTER = 10
 # Steps after the first finite one in which further overflows still count as
 # calibration: batches with larger gradients come one by one.
 SETTLING = 100
-# Non-finite losses in a row that are more than a few bad batches. Live, records are
-# two steps old: a run is stopped within ten.
+# Non-finite losses in a row that are more than a few bad batches. Live, records of
+# PyTorch are two to five steps old: a run is stopped within thirteen.
 MANY_LOSSES = 8
 # Steps over which the loss is averaged.
 LOSS_MEMORY = 20

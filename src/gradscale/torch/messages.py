@@ -19,6 +19,7 @@ from gradscale.errors import (
     OrderError,
     ScaleCollapsed,
 )
+from gradscale.torch.devices import host_value
 
 _BAD_TENSOR = (
     "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
@@ -41,7 +42,7 @@ class WarnOnce:
             "lower scale, or use DynamicScale. Further skips are counted in "
             "scaler.skipped_steps.",
             "GS205",
-            stacklevel=7,
+            stacklevel=6,
         )
 
     def refused_scale(self, policy: AnyPolicy) -> None:
@@ -52,7 +53,7 @@ class WarnOnce:
             f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
             "would have broken the bounds of the policy. Pass a scale inside them.",
             "GS109",
-            stacklevel=7,
+            stacklevel=6,
         )
 
     def no_gradients(self, optimizer: Any) -> None:
@@ -120,8 +121,10 @@ def _is_used(state: Mapping[str, Any]) -> bool:
     if isinstance(step, (int, float)):
         return step > 0
     on_host = type(step) is Tensor and step.device.type == "cpu"
-    counts = on_host and step.numel() == 1 and step.is_floating_point()
-    return not counts or step.item() > 0.0
+    counts = on_host and step.numel() == 1
+    if not counts or step.dtype not in (torch.float32, torch.float64):
+        return True
+    return host_value(step) > 0.0
 
 
 def collapsed(

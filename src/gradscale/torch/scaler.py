@@ -886,7 +886,7 @@ class GradScaler(torch.amp.GradScaler):
 
         Called by itself at the end of the process.
         """
-        self._monitor.close()
+        self._monitor.close(self._state)
 
     @property
     def meter(self) -> Meter:

@@ -1,4 +1,4 @@
-"""What a scaler writes of single tensors: samples, peaks, weights that are gone."""
+"""Samples, peaks and weights of single tensors in the run file of a scaler."""
 
 import gc
 import math
@@ -74,7 +74,7 @@ def run(path, gradients, way=stepped, optimizer="fused", model=None, **options):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("way", [stepped, unscaled, clipped, clipped_bare])
-def test_sampled_is_what_backward_left_whoever_writes_later(tmp_path, way, optimizer):
+def test_the_gradients_that_backward_left_are_sampled(tmp_path, way, optimizer):
     run(tmp_path / "run.gs", [GRADIENT] * 3, way, optimizer)
     with open_run(tmp_path / "run.gs") as file:
         assert file.sampled_steps() == [1, 2]
@@ -190,7 +190,7 @@ def test_without_a_run_file_or_sinks_nothing_is_sampled(monkeypatch):
     assert sampled == []
 
 
-def test_sinks_hear_the_share_that_is_lost():
+def test_sinks_get_the_share_that_is_lost():
     class Sink:
         def see(self, record, judged):
             heard.append((record.step, record.lost))
@@ -254,7 +254,9 @@ def test_a_run_with_a_ruined_weight_is_stopped_at_once():
     assert caught.value.code == "GS207"
 
 
-def test_a_loss_that_is_not_finite_over_sound_weights_is_no_matter_of_weights(tmp_path):
+def test_a_loss_that_is_not_finite_over_finite_weights_is_no_finding_on_weights(
+    tmp_path,
+):
     def spoil(model):
         model.register_forward_hook(lambda module, inputs, output: output * INF)
 
@@ -264,7 +266,7 @@ def test_a_loss_that_is_not_finite_over_sound_weights_is_no_matter_of_weights(tm
     assert verdicts == ["GS000"] * 4 + ["GS203"] * 8
 
 
-def test_weights_of_any_kind_are_looked_at_or_passed_over():
+def test_weights_of_any_kind_are_checked_or_ignored():
     spoilt = torch.tensor([1.0, NAN])
     weights = {
         "f32": spoilt,
@@ -307,7 +309,7 @@ def test_a_mask_and_running_statistics_are_no_weights(tmp_path):
         assert {row.verdict for row in file.steps()} == {"GS000", "GS203"}
 
 
-def test_a_weight_of_the_first_of_two_optimizers_is_seen(tmp_path):
+def test_a_weight_of_the_first_of_two_optimizers_is_found(tmp_path):
     spoilt, sound = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
     optimizers = [torch.optim.SGD([param], lr=0.1) for param in (spoilt, sound)]
     scaler = GradScaler("cpu", record=tmp_path / "run.gs")
@@ -326,12 +328,13 @@ def test_a_weight_of_the_first_of_two_optimizers_is_seen(tmp_path):
         assert [row.verdict for row in file.steps()][7:] == ["GS207"] * 8
 
 
-def test_the_weights_of_a_model_that_is_gone_are_not_looked_at(tmp_path):
+def test_the_weights_of_a_model_that_is_gone_are_not_checked(tmp_path):
     scaler = GradScaler("cpu")
     for fold in range(3):
         model = nn.Linear(2, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(12):
+        # All bad steps are judged before the weights are overwritten.
+        for step in range(18):
             bad = fold == 0 and 3 < step < 8
             optimizer.zero_grad()
             x = torch.full((1, 2), NAN if bad or step == 8 else 1.0)
@@ -346,7 +349,7 @@ def test_the_weights_of_a_model_that_is_gone_are_not_looked_at(tmp_path):
             scaler._monitor.module_hooks.disable()
     gc.collect()
     assert gone() is None
-    assert all(record.weights_finite for record in scaler._monitor._records)
+    assert all(record.weights_finite for record in scaler._monitor._run.records)
 
 
 def test_weights_are_those_of_the_model_and_of_the_optimizers():
@@ -420,7 +423,7 @@ def test_two_models_with_the_same_names_are_kept_apart(tmp_path):
         assert file.peaks(5) == {"0.weight": INF, "0.weight #2": 2.0**122}
 
 
-def test_rows_are_in_the_file_before_they_are_judged(tmp_path):
+def test_rows_reach_the_file_in_blocks_and_the_last_ones_at_the_end(tmp_path):
     recorder = Recorder(tmp_path / "run.gs")
     model = Twig()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -432,8 +435,8 @@ def test_rows_are_in_the_file_before_they_are_judged(tmp_path):
         scaler.update()
     recorder.writer.flush()
     with open_run(tmp_path / "run.gs") as file:
-        # The last two are still on their way from the device.
-        assert [row.step for row in file.steps()] == list(range(1, 59))
+        # Those of the last copy, which is read two updates later, are missing.
+        assert [row.step for row in file.steps()] == list(range(1, 57))
     scaler.close()
     with open_run(tmp_path / "run.gs") as file:
         assert [row.step for row in file.steps()] == list(range(1, 61))

@@ -1,4 +1,4 @@
-"""Cases of `test_sharding`: which ranks hold which gradients, on many meshes of four."""
+"""Cases of `test_sharding`: which ranks hold which gradients, on meshes of four."""
 
 import torch
 import torch.distributed as dist

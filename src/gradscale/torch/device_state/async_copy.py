@@ -9,7 +9,7 @@ from gradscale.core.records import StepRecord
 from gradscale.torch.device_state.layout import RING, DeviceState, StepRow, split_sheet
 
 # The rows on the device are copied in every PERIOD-th update, and read LAG updates
-# later: a row is LAG to LAG + PERIOD updates old when it is read. Both are counted in
+# later: a row is LAG to LAG + PERIOD - 1 updates old when it is read. Both are counted in
 # updates, so every rank, and a resumed run, reads the same rows in the same call.
 PERIOD = 4
 LAG = 2
@@ -147,7 +147,8 @@ class RowCopies:
 
     def _wait(self) -> None:
         if self._event is not None:
-            self._event.synchronize()
+            if not self._event.query():
+                self._event.synchronize()
             self._event = None
 
     def _finish(self) -> list[HostRow]:

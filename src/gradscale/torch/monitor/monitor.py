@@ -114,9 +114,13 @@ class Monitor:
             steps: What each optimizer has done. Not to be changed afterwards.
 
         Raises:
+            StateError: The run file cannot be made, or is there already.
             ScaleCollapsed: The scale stays at its floor.
             HopelessRun: No scale can help, and `guard` is "raise".
         """
+        if self.recorded and not self._begun:
+            # With the first update: a run of a few steps is recorded too.
+            self._begin(scaler, state)
         self._steps.append(steps)
         sample = self.meter.end_step()
         if sample is not None:
@@ -127,8 +131,6 @@ class Monitor:
         if not rows and not self._waiting:
             return
         try:
-            if self.recorded and not self._begun:
-                self._begin(scaler, state)
             self._judge_rows(rows, scaler.state_dict)
             self._guard_scale(rows, scaler)
         except (ScaleCollapsed, HopelessRun) as error:
@@ -164,7 +166,7 @@ class Monitor:
                 self._warn.static_skip(record.scale)
 
     def _begin(self, owner: Any, state: DeviceState) -> None:
-        """Make the run file, if there is to be one and it is not there yet.
+        """Make the run file, if there is to be one.
 
         Args:
             owner: With it all is closed, if the process does not end before.
@@ -197,13 +199,17 @@ class Monitor:
         save = None if batch is None else partial(torch.save, batch)
         return self._run.write_bundle(parent, state, save)
 
-    def close(self) -> None:
-        """Judge the rows that are left, and close the run file."""
+    def close(self, state: DeviceState | None) -> None:
+        """Judge the rows that are left, and close the run file. Syncs.
+
+        Args:
+            state: Where the rows come from; None before the first loss.
+        """
         if self._end is not None:
             self._end()
         else:
+            self.flush(state)
             self._run.close()
-        self._judge_waiting(None)
         self.module_hooks.disable()
 
     def _judge_rows(
