@@ -67,7 +67,7 @@ def launch_of(
     kernel: str, chunk: int, warps: int, tensors: Tensors
 ) -> Callable[[], object]:
     """Return a function that launches a kernel with these parameters."""
-    from gradscale.torch.kernels import adam, fused_adam
+    from gradscale.torch.kernels import adam
     from gradscale.torch.kernels import decide as deciding
     from gradscale.torch.kernels import read as reading
     from gradscale.torch.kernels.launch import Launch
@@ -87,17 +87,15 @@ def launch_of(
     how = AdamConfig(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
     scale, found = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
     table = tensors.table([*tensors.lists, tensors.steps], chunk)
-    if kernel == "fused adam":
-        how_compiled["enable_fp_fusion"] = False
-        body = fused_adam._adam.body
-        fused_adam.CHUNK, fused_adam._adam = chunk, Launch(body, how_compiled)
-        powers = torch.tensor([0.9, 0.999], device="cuda")
-        given = how, powers, scale, found
-        return lambda: fused_adam.adam_(table, *given, amsgrad=False)
-    adam.CHUNK, adam._adam = chunk, Launch(adam._adam.body, how_compiled)
-    amp = AmpArgs(scale, found, False)
-    dtypes = torch.float32, torch.float32
-    return lambda: adam.launch_(table, *dtypes, how, amp, masters=False, amsgrad=False)
+    adam.CHUNK = chunk
+    exact = kernel == "fused adam"
+    how_compiled["enable_fp_fusion"] = not exact
+    adam._own = adam._exact = Launch(adam._own.body, how_compiled)
+    powers = torch.tensor([0.9, 0.999], device="cuda") if exact else None
+    amp, f32 = AmpArgs(scale, found, write_back=exact), torch.float32
+    return lambda: adam.launch_(
+        table, f32, f32, how, amp, masters=False, amsgrad=False, powers=powers
+    )
 
 
 def measure(name: str, rounds: int) -> list[dict[str, Any]]:

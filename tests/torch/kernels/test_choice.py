@@ -142,7 +142,7 @@ KERNELS = {
     "read": (reading, "_read"),
     "gather": (reading, "_gather"),
     "decide": (deciding, "_gather_and_decide"),
-    "adam": (adam, "_adam"),
+    "adam": (adam, "_own"),
     "momentum": (momentum, "_momentum"),
     "count": (counting, "_count"),
     "settle": (kernel_settling, "_settle"),

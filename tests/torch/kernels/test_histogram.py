@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT
-from gradscale.torch.kernels import histogram, plain_histogram
-from gradscale.torch.kernels.counters import Counter
+from gradscale.torch.kernels import histogram, reference
 from gradscale.torch.kernels.histogram import CHUNK
-from gradscale.torch.kernels.plain_histogram import (
+from gradscale.torch.kernels.pointer_table import Table
+from gradscale.torch.kernels.reference import (
     ABOVE,
     BELOW,
     FIRST,
@@ -22,10 +22,10 @@ from gradscale.torch.kernels.plain_histogram import (
     OUTSIDE,
     SLOTS,
     ZEROS,
-    tallied_on_device,
-    tallied_on_host,
+    tally_on_device,
+    tally_on_host,
 )
-from gradscale.torch.kernels.pointer_table import Table
+from gradscale.torch.underflow.exponent_counter import Counter
 from tests.torch.kernels.passes import bits, values
 from tests.torch.kernels.reads import DTYPES, INF_BITS, INT, SIZES, dtypes
 
@@ -58,7 +58,7 @@ def by_kernel(tensors, counter=None):
 
 
 def plain(tensors):
-    return plain_histogram.count_tensors([t.cpu() for t in tensors])
+    return reference.count_tensors([t.cpu() for t in tensors])
 
 
 def spread(sizes, device, dtype, seed=1):
@@ -109,20 +109,20 @@ def test_a_kernel_counts_as_plain_operations_do_in_all_sizes(device, dtype):
 @dtypes
 def test_plain_operations_on_a_device_count_as_those_on_the_host(device, dtype):
     tensors = spread(SIZES, device, dtype)
-    assert torch.equal(plain_histogram.count_tensors(tensors).cpu(), plain(tensors))
+    assert torch.equal(reference.count_tensors(tensors).cpu(), plain(tensors))
 
 
 def test_both_ways_to_tally_give_the_same_integers(device):
     slots = torch.randint(0, NONFINITE, (5000,), dtype=torch.int32, device=device)
-    ours = tallied_on_device(slots)
+    ours = tally_on_device(slots)
     assert ours.dtype is torch.int64
     assert ours.shape == (SLOTS,)
-    assert torch.equal(ours.cpu(), tallied_on_host(slots.cpu()))
+    assert torch.equal(ours.cpu(), tally_on_host(slots.cpu()))
 
 
 def test_pieces_of_a_large_tensor_are_added_up(monkeypatch):
     tensors = spread((1000, 2, 3, 2, 7, 8, 1), torch.device("cpu"), torch.float32)
-    monkeypatch.setattr(plain_histogram, "PIECE", 7)
+    monkeypatch.setattr(reference, "PIECE", 7)
     assert plain(tensors).tolist() == [by_hand(tensor) for tensor in tensors]
 
 

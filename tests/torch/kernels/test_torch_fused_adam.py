@@ -9,8 +9,8 @@ import math
 import pytest
 import torch
 
-from gradscale.torch.kernels import fused_adam
-from gradscale.torch.kernels.args import AdamConfig
+from gradscale.torch.kernels.adam import launch_
+from gradscale.torch.kernels.args import CHUNK, AdamConfig, AmpArgs
 from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.kernels.torch_fused_adam import StandIn
 from tests.torch.kernels.stood_in import (
@@ -152,19 +152,21 @@ def test_many_steps_lead_where_torch_leads(device):
 @pytest.mark.parametrize("found", [0.0, 1.0])
 def test_elements_beyond_two_to_the_31st_are_reached(device, found):
     # The last chunk of a tensor whose other elements do not exist.
-    ahead = 2**31 + fused_adam.CHUNK
+    ahead = 2**31 + CHUNK
     ours = [torch.full((5,), value, device=device) for value in (1.0, 2.0, 0.5, 0.25)]
     theirs = [tensor.clone() for tensor in ours]
     step = torch.tensor(3.0, device=device)
     begins = [t.data_ptr() - ahead * t.element_size() for t in ours]
-    rows = [ahead + 5, -(ahead // fused_adam.CHUNK), *begins, step.data_ptr()]
+    rows = [ahead + 5, -(ahead // CHUNK), *begins, step.data_ptr()]
     cells = torch.tensor(rows, device=device)[:, None]
     owners = torch.zeros(1, dtype=torch.int32, device=device)
     how = AdamConfig(0.1, 0.9, 0.99, 1e-8, 0.1, decoupled=True, maximize=False)
     powers = torch.tensor([0.9, 0.99], device=device).pow(step)
     scale, flag = (torch.tensor(x, device=device) for x in (2.0, found))
     table = Table(cells, owners, 1, 1, 1)
-    fused_adam.adam_(table, how, powers, scale, flag, amsgrad=False)
+    given = how, AmpArgs(scale, flag, write_back=True)
+    f32 = torch.float32
+    launch_(table, f32, f32, *given, masters=False, amsgrad=False, powers=powers)
     settings = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1}
     settings |= {"eps": 1e-8, "amsgrad": False, "maximize": False}
     lists = [[tensor] for tensor in theirs]

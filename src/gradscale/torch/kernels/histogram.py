@@ -1,30 +1,30 @@
-"""How many elements of each exponent many tensors have, in one read.
+"""Exponent histograms of many tensors, in one read.
 
-The same integers as `plain_histogram.count_tensors` finds, in every run: only integers
-are added up. Nothing is written to the tensors.
+The same integers as `reference.count_tensors`, in every run: only integers are added.
+Nothing is written to the tensors.
 """
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels import plain_histogram as slots
+from gradscale.torch.kernels import reference as slots
 from gradscale.torch.kernels.launch import launched
 from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.kernels.pointers import locate, pointer
 from gradscale.torch.kernels.read import TRITON_DTYPES
 
-# As in the read of gradients.
+# As for the read of the gradients.
 CHUNK = 8192
 WARPS = 8
 
 
 def count_tensors(table: Table, dtype: torch.dtype) -> Tensor:
-    """Return how many elements of each tensor belong to each slot. No host sync.
+    """Return the number of elements of each tensor in each slot. No host sync.
 
     Args:
-        table: Of one list; chunks of `CHUNK` elements.
-        dtype: That of all its tensors: f32, f16 or bf16.
+        table: One list, in chunks of `CHUNK` elements.
+        dtype: Of all its tensors: f32, f16 or bf16.
 
     Returns:
         i64[tensors, SLOTS], on their device.
@@ -39,7 +39,7 @@ def count_tensors(table: Table, dtype: torch.dtype) -> Tensor:
         DTYPE=TRITON_DTYPES[dtype],
         CHUNK=CHUNK,
         SLOTS=slots.SLOTS,
-        # Of an exponent as f32 stores it, with 127 added.
+        # Biased by 127, as f32 stores an exponent.
         LOWEST=slots.LOWEST + 127 - slots.FIRST,
         ZEROS=slots.ZEROS,
         BELOW=slots.BELOW,
@@ -75,7 +75,7 @@ def _count(
         grad_ptr = pointer(begin, start, DTYPE, False) + places
         grad = tl.load(grad_ptr, mask=places < left, other=0.0)
     if grad.dtype == tl.bfloat16:
-        # By its bits: the interpreter misreads subnormal bf16.
+        # Not converted: the interpreter misreads subnormal bf16.
         bits = grad.to(tl.int16, bitcast=True).to(tl.int32) << 16
     else:
         bits = grad.to(tl.float32).to(tl.int32, bitcast=True)
@@ -90,5 +90,5 @@ def _count(
     # int64: the row of a table of many tensors, and counts beyond 2**31.
     row_ptr = counts_ptr + owner.to(tl.int64) * SLOTS
     filled = (found > 0) & (each != OUTSIDE)
-    # Of integers: whatever their order, the sum is the same.
+    # Integers: any order gives the same sum.
     tl.atomic_add(row_ptr + each, found.to(tl.int64), mask=filled, sem="relaxed")

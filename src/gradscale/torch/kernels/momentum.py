@@ -1,8 +1,8 @@
-"""One pass of SGD or Lion over many tensors: unscale, clip, update.
+"""One pass of SGD or Lion over many tensors: unscale, update, or skip.
 
 Computes what `reference.sgd_` and `reference.lion_` do. Each tensor is read once and
-written once; the gradient is not written unless that is asked for. Where the flag says
-skip, nothing is read or written.
+written once; gradients are written only with `write_back`. If `found_inf` is set,
+nothing else is read or written.
 """
 
 import torch
@@ -16,12 +16,13 @@ from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.kernels.pointers import (
     address,
     locate,
+    mask,
     pointer,
     unscaled,
-    within,
 )
 from gradscale.torch.kernels.read import TRITON_DTYPES
 
+# As for Adam, whose pass moves more bytes for each element.
 WARPS = 4
 
 
@@ -48,12 +49,12 @@ def launch_(
     lr, scale, found = config.lr, amp.grad_scale, amp.found_inf
     lion = nesterov = False
     if isinstance(config, LionConfig):
-        lion, stay, turn = True, config.beta1, 1.0 - config.beta1
-        keep, take = config.beta2, 1.0 - config.beta2
+        lion, beta1, one_minus_beta1 = True, config.beta1, 1.0 - config.beta1
+        beta, grad_weight = config.beta2, 1.0 - config.beta2
     else:
-        nesterov, stay, turn = config.nesterov, 0.0, 0.0
-        keep, take = config.momentum, 1.0 - config.dampening
-    # An argument that is not looked at.
+        nesterov, beta1, one_minus_beta1 = config.nesterov, 0.0, 0.0
+        beta, grad_weight = config.momentum, 1.0 - config.dampening
+    # Passed where an argument is not used.
     unused = table.cells
     _momentum(
         table.chunks,
@@ -67,10 +68,10 @@ def launch_(
         (
             table.tensors,
             0.0 if isinstance(lr, Tensor) else float(lr),
-            float(keep),
-            float(take),
-            float(stay),
-            float(turn),
+            float(beta),
+            float(grad_weight),
+            float(beta1),
+            float(one_minus_beta1),
             float(config.weight_decay),
         ),
         PARAM=TRITON_DTYPES[param_dtype],
@@ -90,7 +91,7 @@ def launch_(
     )
 
 
-# Fusion is said aloud: Triton's default is in flux.
+# Set explicitly: Triton's default for FP fusion changes between versions.
 @launched(num_warps=WARPS, enable_fp_fusion=True)
 def _momentum(
     cells_ptr,
@@ -100,10 +101,10 @@ def _momentum(
     lr_ptr,
     tensors,
     lr,
-    keep,
-    take,
-    stay,
-    turn,
+    beta,
+    grad_weight,
+    beta1,
+    one_minus_beta1,
     weight_decay,
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
@@ -121,7 +122,7 @@ def _momentum(
     CHUNK: tl.constexpr,
 ):
     if CHECKED:
-        # Flags from elsewhere may be sums.
+        # A flag of another library may be a count.
         if tl.load(found_ptr) != 0.0:
             return
     scale = 1.0
@@ -141,16 +142,18 @@ def _momentum(
     if STEPS:
         step = address(cells_ptr, tensors, owner, 4 + MOMENTA + MASTERS)
         taken = tl.load(step.to(tl.pointer_type(tl.float32)))
-        # The first step that is taken has nothing to dampen.
-        take = tl.where(taken == 0.0, 1.0, take)
+        # The first step taken is not dampened.
+        grad_weight = tl.where(taken == 0.0, 1.0, grad_weight)
     if (param | grad | momentum | master) % 16 == 0 and left >= CHUNK:
-        _chunk(param, grad, momentum, master, start, left, scale, lr, keep, take, stay,
-               turn, weight_decay, PARAM, GRAD, SCALED, DECAY, LION, NESTEROV, MAXIMIZE,
-               MASTERS, MOMENTA, WRITE_BACK, CHUNK, True)  # fmt: skip
+        _chunk(param, grad, momentum, master, start, left, scale, lr, beta, grad_weight,
+               beta1, one_minus_beta1, weight_decay, PARAM, GRAD, SCALED, DECAY, LION,
+               NESTEROV, MAXIMIZE, MASTERS, MOMENTA, WRITE_BACK, CHUNK,
+               True)  # fmt: skip
     else:
-        _chunk(param, grad, momentum, master, start, left, scale, lr, keep, take, stay,
-               turn, weight_decay, PARAM, GRAD, SCALED, DECAY, LION, NESTEROV, MAXIMIZE,
-               MASTERS, MOMENTA, WRITE_BACK, CHUNK, False)  # fmt: skip
+        _chunk(param, grad, momentum, master, start, left, scale, lr, beta, grad_weight,
+               beta1, one_minus_beta1, weight_decay, PARAM, GRAD, SCALED, DECAY, LION,
+               NESTEROV, MAXIMIZE, MASTERS, MOMENTA, WRITE_BACK, CHUNK,
+               False)  # fmt: skip
 
 
 @triton.jit
@@ -163,10 +166,10 @@ def _chunk(
     left,
     scale,
     lr,
-    keep,
-    take,
-    stay,
-    turn,
+    beta,
+    grad_weight,
+    beta1,
+    one_minus_beta1,
     weight_decay,
     PARAM: tl.constexpr,
     GRAD: tl.constexpr,
@@ -179,39 +182,39 @@ def _chunk(
     MOMENTA: tl.constexpr,
     WRITE_BACK: tl.constexpr,
     CHUNK: tl.constexpr,
-    WHOLE: tl.constexpr,
+    FULL: tl.constexpr,
 ):
     places = tl.arange(0, CHUNK)
-    inside = within(places, left, CHUNK, WHOLE)
-    param_ptr = pointer(param, start, PARAM, WHOLE) + places
-    grad_ptr = pointer(grad, start, GRAD, WHOLE) + places
+    inside = mask(places, left, CHUNK, FULL)
+    param_ptr = pointer(param, start, PARAM, FULL) + places
+    grad_ptr = pointer(grad, start, GRAD, FULL) + places
     g = unscaled(tl.load(grad_ptr, mask=inside, other=0.0), scale, SCALED, MAXIMIZE)
     if WRITE_BACK:
         tl.store(grad_ptr, (-g if MAXIMIZE else g).to(GRAD), mask=inside)
     if MASTERS:
-        master_ptr = pointer(master, start, tl.float32, WHOLE) + places
+        master_ptr = pointer(master, start, tl.float32, FULL) + places
         p = tl.load(master_ptr, mask=inside, other=0.0)
     else:
         p = tl.load(param_ptr, mask=inside, other=0.0)
     if MOMENTA:
-        momentum_ptr = pointer(momentum, start, tl.float32, WHOLE) + places
+        momentum_ptr = pointer(momentum, start, tl.float32, FULL) + places
         m = tl.load(momentum_ptr, mask=inside, other=0.0)
     if LION:
-        ahead = stay * m + turn * g
+        ahead = beta1 * m + one_minus_beta1 * g
         direction = tl.where(ahead > 0.0, 1.0, tl.where(ahead < 0.0, -1.0, 0.0))
         if DECAY:
             p -= lr * weight_decay * p
-        m = keep * m + take * g
+        m = beta * m + grad_weight * g
         tl.store(momentum_ptr, m, mask=inside)
     else:
         if DECAY:
             g += weight_decay * p
         direction = g
         if MOMENTA:
-            m = keep * m + take * g
+            m = beta * m + grad_weight * g
             tl.store(momentum_ptr, m, mask=inside)
             if NESTEROV:
-                direction = g + keep * m
+                direction = g + beta * m
             else:
                 direction = m
     p -= lr * direction

@@ -1,12 +1,15 @@
 """One pass of an optimizer: by Triton kernels where they run, else by torch."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from gradscale.torch import tensor_list
-from gradscale.torch.kernels import Kernels, on, on_host, reference, usable
+from gradscale.torch.devices import host_value
+from gradscale.torch.kernels import Kernels, on, reference, usable
 from gradscale.torch.kernels.args import (
     AdamConfig,
     AdamLists,
@@ -23,6 +26,8 @@ from gradscale.torch.kernels.pointer_table import (
     layout_of,
 )
 from gradscale.torch.tensor_list import GradSnapshot
+
+_DTYPE = attrgetter("dtype")
 
 Lists = TypeVar("Lists", AdamLists, MomentumLists)
 
@@ -64,8 +69,7 @@ def adam_(
         layout: What `kernel_layout` has just returned for the lists.
         table: Kept for these lists from step to step.
     """
-    ways = _launch_adam, on_host.adam_, reference.adam_
-    _step(*ways, lists, config, amp, layout, table)
+    _step(_torch_adam_, reference.adam_, lists, config, amp, layout, table)
 
 
 def sgd_(
@@ -76,8 +80,9 @@ def sgd_(
     table: PointerTable,
 ) -> None:
     """Step by SGD, or leave all unchanged; arguments as in `adam_`. No host sync."""
-    ways = _launch_momentum, on_host.sgd_, reference.sgd_
-    _step(*ways, lists, config, amp, layout, table)
+    # Torch's operator takes one flag for the first step of all parameters.
+    by_torch = reference.sgd_ if lists.steps else _torch_sgd_
+    _step(by_torch, reference.sgd_, lists, config, amp, layout, table)
 
 
 def lion_(
@@ -88,13 +93,11 @@ def lion_(
     table: PointerTable,
 ) -> None:
     """Step by Lion, or leave all unchanged; arguments as in `adam_`. No host sync."""
-    ways = _launch_momentum, on_host.lion_, reference.lion_
-    _step(*ways, lists, config, amp, layout, table)
+    _step(reference.lion_, reference.lion_, lists, config, amp, layout, table)
 
 
 def _step(
-    launch: Callable[[Lists, Any, AmpArgs, Layout, PointerTable], list[int]],
-    host: Callable[[Lists, Any, AmpArgs], None],
+    by_torch: Callable[[Lists, Any, AmpArgs], None],
     plain: Callable[[Lists, Any, AmpArgs], None],
     lists: Lists,
     config: Any,
@@ -104,69 +107,38 @@ def _step(
 ) -> None:
     if layout is not None:
         with on(lists.params[0].device):
-            rest = launch(lists, config, amp, layout, table)
+            rest = _launch(lists, config, amp, layout, table)
         lists = type(lists)(*([one[i] for i in rest] if one else [] for one in lists))
     if lists.params:
-        # Torch's operators require lists.
-        lists = lists._replace(grads=list(lists.grads))
-        (host if on_host.fits(lists) else plain)(lists, config, amp)
+        (by_torch if _torch_takes(lists) else plain)(lists, config, amp)
 
 
-def _launch_adam(
-    lists: AdamLists,
-    config: AdamConfig,
+def _launch(
+    lists: AdamLists | MomentumLists,
+    config: Any,
     amp: AmpArgs,
     layout: Layout,
     table: PointerTable,
 ) -> list[int]:
     """Launch the kernels; return the positions of the parameters that remain."""
-    from gradscale.torch.kernels.adam import launch_
+    # Here: Triton may not be installed.
+    from gradscale.torch.kernels import adam, momentum
     from gradscale.torch.kernels.step_counter import count_
 
     shaped = [one for one in lists[:-1] if one]
     made, rest = table.of_lists(shaped, layout)
-    if made is not None:
-        launch_(
-            made,
-            lists.params[0].dtype,
-            lists.grads[0].dtype,
-            config,
-            amp,
-            masters=bool(lists.masters),
-            amsgrad=bool(lists.max_exp_avg_sqs),
-        )
+    if made is None:
+        return rest
+    first = made, lists.params[0].dtype, lists.grads[0].dtype, config, amp
+    masters = bool(lists.masters)
+    if isinstance(lists, AdamLists):
+        adam.launch_(*first, masters=masters, amsgrad=bool(lists.max_exp_avg_sqs))
+    else:
+        momenta, steps = bool(lists.momenta), bool(lists.steps)
+        momentum.launch_(*first, masters=masters, momenta=momenta, steps=steps)
+    if lists.steps:
         count_(made, ADDRESSES + len(shaped), amp.found_inf)
-        _note_writes(lists, amp, rest)
-    return rest
-
-
-def _launch_momentum(
-    lists: MomentumLists,
-    config: SgdConfig | LionConfig,
-    amp: AmpArgs,
-    layout: Layout,
-    table: PointerTable,
-) -> list[int]:
-    """Launch the kernels; return the positions of the parameters that remain."""
-    from gradscale.torch.kernels.momentum import launch_
-    from gradscale.torch.kernels.step_counter import count_
-
-    shaped = [one for one in lists[:-1] if one]
-    made, rest = table.of_lists(shaped, layout)
-    if made is not None:
-        launch_(
-            made,
-            lists.params[0].dtype,
-            lists.grads[0].dtype,
-            config,
-            amp,
-            masters=bool(lists.masters),
-            momenta=bool(lists.momenta),
-            steps=bool(lists.steps),
-        )
-        if lists.steps:
-            count_(made, ADDRESSES + len(shaped), amp.found_inf)
-        _note_writes(lists, amp, rest)
+    _note_writes(lists, amp, rest)
     return rest
 
 
@@ -181,3 +153,91 @@ def _note_writes(
         left_out = {id(column[i]) for column in lists[:2] for i in rest}
         written = [tensor for tensor in written if id(tensor) not in left_out]
     tensor_list.note_writes(written)
+
+
+def _torch_takes(lists: AdamLists | MomentumLists) -> bool:
+    """Return whether torch's fused operators for the CPU can process the lists."""
+    exact = lists.masters or lists.params
+    if exact[0].device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    *shaped, steps = lists
+    return (
+        set(map(_DTYPE, exact)) in ({torch.float32}, {torch.float64})
+        and set(map(_DTYPE, steps)) <= {torch.float32}
+        and set(map(type, lists.params)) <= {Tensor, torch.nn.Parameter}
+        and all(all(map(Tensor.is_contiguous, column)) for column in shaped)
+    )
+
+
+def _torch_adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
+    """Compute what `reference.adam_` does by torch's fused operator for the CPU."""
+    if _is_set(amp.found_inf):
+        return
+    exact, lr = lists.masters or lists.params, _number(config.lr)
+    reference.count_(lists.steps, None)
+    if config.decoupled:
+        # Not by torch's operator: it multiplies by 1 - lr * weight_decay, whose
+        # rounding error is a decay of its own.
+        torch._foreach_add_(exact, exact, alpha=-lr * config.weight_decay)
+    torch._fused_adam_(
+        exact,
+        _unscaled(lists, amp),
+        lists.exp_avgs,
+        lists.exp_avg_sqs,
+        lists.max_exp_avg_sqs,
+        lists.steps,
+        lr=lr,
+        beta1=config.beta1,
+        beta2=config.beta2,
+        weight_decay=0.0 if config.decoupled else config.weight_decay,
+        eps=config.eps,
+        amsgrad=bool(lists.max_exp_avg_sqs),
+        maximize=config.maximize,
+    )
+    _round_masters(lists)
+
+
+def _torch_sgd_(lists: MomentumLists, config: SgdConfig, amp: AmpArgs) -> None:
+    """Compute what `reference.sgd_` does by torch's fused operator for the CPU."""
+    if _is_set(amp.found_inf):
+        return
+    torch._fused_sgd_(
+        lists.masters or lists.params,
+        _unscaled(lists, amp),
+        lists.momenta,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        lr=_number(config.lr),
+        dampening=config.dampening,
+        nesterov=config.nesterov,
+        maximize=config.maximize,
+        is_first_step=False,
+    )
+    _round_masters(lists)
+
+
+def _unscaled(lists: AdamLists | MomentumLists, amp: AmpArgs) -> list[Tensor]:
+    """Return the gradients in the dtype of the arithmetic, divided by the scale."""
+    dtype = (lists.masters or lists.params)[0].dtype
+    grads = [grad.to(dtype) for grad in lists.grads]
+    if amp.grad_scale is not None:
+        grads = list(torch._foreach_div(grads, host_value(amp.grad_scale)))
+        if amp.write_back:
+            torch._foreach_copy_(list(lists.grads), grads)
+    return grads
+
+
+def _round_masters(lists: AdamLists | MomentumLists) -> None:
+    if lists.masters:
+        torch._foreach_copy_(lists.params, lists.masters)
+    else:
+        # Torch's fused operators do not increment the versions.
+        torch.autograd.graph.increment_version(lists.params)
+
+
+def _is_set(found_inf: Tensor | None) -> bool:
+    return found_inf is not None and host_value(found_inf) != 0.0
+
+
+def _number(value: float | Tensor) -> float:
+    return host_value(value) if isinstance(value, Tensor) else value

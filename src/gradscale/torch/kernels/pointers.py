@@ -1,4 +1,4 @@
-"""What every pass of an optimizer begins with: where a chunk's elements are."""
+"""Device functions shared by the kernels: the address of a chunk, masks, unscaling."""
 
 import triton
 import triton.language as tl
@@ -17,28 +17,27 @@ def locate(cells_ptr, owners_ptr, tensors, CHUNK: tl.constexpr):
 
 @triton.jit
 def address(cells_ptr, tensors, owner, ROW: tl.constexpr):
-    """Return where the tensor of one list begins, as an integer."""
+    """Return the address of the tensor of one list, as an integer."""
     return tl.load(cells_ptr + ROW * tensors + owner)
 
 
 @triton.jit
-def pointer(begin, start, DTYPE: tl.constexpr, WHOLE: tl.constexpr):
+def pointer(begin, start, DTYPE: tl.constexpr, FULL: tl.constexpr):
     """Return a pointer to the element `start` of a tensor.
 
-    With WHOLE, the caller vouches that it is a multiple of 16 bytes, which a thread can
-    then load at once.
+    With FULL, it must be a multiple of 16 bytes, which a thread then loads at once.
     """
     at = begin + start * (DTYPE.primitive_bitwidth // 8)
     found = at.to(tl.pointer_type(DTYPE))
-    if WHOLE:
+    if FULL:
         found = tl.multiple_of(found, 16)
     return found
 
 
 @triton.jit
-def within(places, left, CHUNK: tl.constexpr, WHOLE: tl.constexpr):
-    """Return which places of a chunk are inside; with WHOLE, all of them."""
-    if WHOLE:
+def mask(places, left, CHUNK: tl.constexpr, FULL: tl.constexpr):
+    """Return which positions of a chunk are inside the tensor; with FULL, all."""
+    if FULL:
         # A constant, so that the compiler drops the mask.
         inside = tl.full((CHUNK,), 1, tl.int1)
     else:
@@ -48,7 +47,7 @@ def within(places, left, CHUNK: tl.constexpr, WHOLE: tl.constexpr):
 
 @triton.jit
 def unscaled(grad, scale, SCALED: tl.constexpr, MAXIMIZE: tl.constexpr):
-    """Return the gradient in f32, divided by the scale, negated to climb."""
+    """Return the gradient in f32, divided by the scale, negated to maximize."""
     wide = grad.to(tl.float32)
     if SCALED:
         wide = tl.div_rn(wide, scale)
@@ -60,7 +59,7 @@ def unscaled(grad, scale, SCALED: tl.constexpr, MAXIMIZE: tl.constexpr):
 @triton.jit
 def one_minus_exp(x):
     """Return 1 - exp(x) for x <= 0, without loss where x is small."""
-    # Nine terms: the first left out is below 2^-24 of the sum for x > -0.5.
+    # Nine terms: the first omitted one is below 2^-24 of the sum for x > -0.5.
     tail = 1.0 + x * (1.0 / 9.0)
     tail = 1.0 + x * (1.0 / 8.0) * tail
     tail = 1.0 + x * (1.0 / 7.0) * tail

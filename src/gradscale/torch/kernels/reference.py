@@ -24,6 +24,15 @@ from gradscale.torch.kernels.args import (
 
 # The smallest normal f32: below, a multiplier loses digits and ends at 0.
 SMALLEST_MULTIPLIER = 2.0**-126
+# The slots of an exponent histogram, as `count_tensors` describes them.
+SLOTS = 64
+ZEROS, BELOW, FIRST, ABOVE, NONFINITE, OUTSIDE = 0, 1, 2, 61, 62, 63
+# 19 octaves below the smallest f16: what a scale 2^19 times as high would save.
+LOWEST = -43
+# Elements that are counted at once. On a CPU they stay in the cache with all
+# temporaries, and torch starts no threads for so few; a GPU needs many, and the
+# temporaries take 24 bytes for each.
+PIECE, PIECE_ON_DEVICE = 2**15, 2**24
 
 
 class TensorStats(NamedTuple):
@@ -252,3 +261,53 @@ def count_(steps: list[Tensor], found_inf: Tensor | None) -> None:
     taken = (found_inf == 0.0).to(steps[0].dtype)
     # A list, not one tensor for all: some devices would read that one on the host.
     torch._foreach_add_(steps, [taken] * len(steps))
+
+
+def count_tensors(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the number of elements of each tensor in each slot. No host sync.
+
+    Slots: zeros, magnitudes below all bins, a bin for each exponent from `LOWEST` to
+    15, finite magnitudes above, and inf with NaN. The last slot stays empty: kernels
+    use it for positions outside of a tensor.
+
+    Args:
+        tensors: float[...] each, on one device and of one dtype, of any strides.
+
+    Returns:
+        i64[n, SLOTS], on that device.
+    """
+    return torch.stack([_histogram(tensor.detach().reshape(-1)) for tensor in tensors])
+
+
+def _histogram(values: Tensor) -> Tensor:
+    on_host = values.device.type == "cpu"
+    tally = tally_on_host if on_host else tally_on_device
+    pieces = values.split(PIECE if on_host else PIECE_ON_DEVICE)
+    counts = [tally(_slots_of(piece)) for piece in pieces]
+    return counts[0] if len(counts) == 1 else torch.stack(counts).sum(0)
+
+
+def tally_on_host(slots: Tensor) -> Tensor:
+    """Return i64[SLOTS], the number of elements in each slot. Syncs on a GPU."""
+    return torch.bincount(slots, minlength=SLOTS)
+
+
+def tally_on_device(slots: Tensor) -> Tensor:
+    """Return the same without a sync. A sum of integers: any order gives the same."""
+    places = slots.long()
+    counts = torch.zeros(SLOTS, dtype=torch.int64, device=slots.device)
+    return counts.scatter_add_(0, places, torch.ones_like(places))
+
+
+def _slots_of(values: Tensor) -> Tensor:
+    """Return the slot of each element, as integers."""
+    if values.dtype is torch.float64:
+        bits, digits, infinite = values.view(torch.int64), 52, 0x7FF
+    else:
+        # Exact: f32 has every value of f16 and bf16.
+        bits, digits, infinite = values.float().view(torch.int32), 23, 0xFF
+    magnitude = bits & ((1 << (digits + infinite.bit_length())) - 1)
+    exponent = magnitude >> digits
+    slots = (exponent - ((infinite >> 1) + LOWEST - FIRST)).clamp_(BELOW, ABOVE)
+    # NONFINITE comes right after ABOVE, and ZEROS is 0.
+    return slots.add_(exponent == infinite).mul_(magnitude != 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gradscale.torch import tensor_list
 from gradscale.torch.kernels import Kernels, capturing, on, usable
-from gradscale.torch.kernels.args import CHUNK, AdamConfig
+from gradscale.torch.kernels.args import CHUNK, AdamConfig, AmpArgs
 from gradscale.torch.kernels.pointer_table import (
     PointerTable,
     Table,
@@ -94,7 +94,7 @@ class StandIn:
         if len(set(layout.rows[-1])) < len(steps):
             return None
         # Here: Triton may not be installed.
-        from gradscale.torch.kernels import fused_adam
+        from gradscale.torch.kernels.adam import launch_
 
         with on(found_inf.device):
             group = self._group_of(params[0])
@@ -102,13 +102,15 @@ class StandIn:
             if table is None or rest:
                 return None
             powers = group.betas(config).pow(steps[0])
-            fused_adam.adam_(
+            launch_(
                 table,
+                torch.float32,
+                torch.float32,
                 config,
-                powers,
-                grad_scale,
-                found_inf,
-                amsgrad=len(lists[4]) > 0,
+                AmpArgs(grad_scale, found_inf, write_back=True),
+                masters=False,
+                amsgrad=len(every) == _LISTS,
+                powers=powers,
             )
         # Autograd has not seen the writes.
         tensor_list.note_writes(params if grad_scale is None else params + grads)

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from gradscale.torch.devices import can_touch_host
-from gradscale.torch.kernels.counters import Counter
 from gradscale.torch.locate.module_hooks import is_compiled
+from gradscale.torch.underflow.exponent_counter import Counter
 
 HALF = (torch.float16,)
 

@@ -14,10 +14,10 @@ from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
 from gradscale.torch.grads.read_plain import peaks_on_host
 from gradscale.torch.grads.stats import GradStats, by_kind
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.counters import Counter
 from gradscale.torch.names import apart, names_of
 from gradscale.torch.tensor_list import GradSnapshot
 from gradscale.torch.underflow.activations import HALF, ActivationGradients
+from gradscale.torch.underflow.exponent_counter import Counter
 from gradscale.torch.underflow.sample import PendingSample, UnderflowSample
 
 

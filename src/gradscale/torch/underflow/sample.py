@@ -13,7 +13,7 @@ from gradscale.core.flushed_zeros import Tally, lost_share
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
 from gradscale.torch.device_state.async_copy import AsyncTensor
 from gradscale.torch.devices import host_value
-from gradscale.torch.kernels.plain_histogram import (
+from gradscale.torch.kernels.reference import (
     ABOVE,
     BELOW,
     FIRST,
