@@ -39,7 +39,7 @@ def saved_states(draw, policies=POLICIES):
 
 @pytest.fixture
 def packed():
-    """A sound checkpoint of the default policy."""
+    """An intact checkpoint of the default policy."""
     return pack(Saved(policy=DynamicScale(), scale=65536.0))
 
 
@@ -225,8 +225,8 @@ def test_a_scale_is_rounded_to_the_f32_it_will_be(packed):
 # --- what is refused ------------------------------------------------------------------
 
 NOTHING_LOADED = (
-    "Going on with it would corrupt the run. Nothing was loaded; repair the value, or "
-    "start without this checkpoint. Bounds are widened with "
+    "Resuming from it would corrupt the run. Nothing was loaded; repair the value, or "
+    "start without this checkpoint. To widen the bounds, pass "
     "policy=DynamicScale(min_scale=..., max_scale=...). [GS302]"
 )
 BOUNDS = "[5.96046e-08, 8.50706e+37]"
@@ -235,8 +235,8 @@ BOUNDS = "[5.96046e-08, 8.50706e+37]"
 @pytest.mark.parametrize("state", [None, 3, [1.0], "scale"], ids=repr)
 def test_what_is_not_a_dict_is_refused(state):
     assert str(refusal(state)) == (
-        f"The checkpoint is a {type(state).__name__}, not a dict. There is no scale to "
-        "be found in it. Load a dict returned by state_dict(). [GS302]"
+        f"The checkpoint is a {type(state).__name__}, not a dict. It contains no "
+        "scale. Load a dict returned by state_dict(). [GS302]"
     )
 
 
@@ -248,8 +248,8 @@ def test_an_empty_dict_is_refused_in_the_words_of_torch():
     )
     assert error.__notes__ == [
         "The checkpoint is an empty dict. A disabled scaler saves nothing, so there is "
-        "no scale to go on with. Save from an enabled scaler, or do not load this one. "
-        "[GS302]"
+        "no scale to resume from. Save from an enabled scaler, or do not load this "
+        "checkpoint. [GS302]"
     ]
 
 
@@ -263,8 +263,8 @@ def test_torch_refuses_an_empty_dict_in_these_words():
 def test_a_missing_key_is_named(packed, key):
     del packed[key]
     assert str(refusal(packed)) == (
-        f"The checkpoint lacks {key}. Going on without it would start from another "
-        "state than the one that was saved. Load a dict returned by state_dict(). "
+        f"The checkpoint lacks {key}. Without it, the run would resume from a "
+        "different state than the saved one. Load a dict returned by state_dict(). "
         "[GS302]"
     )
 
@@ -329,7 +329,7 @@ def test_a_policy_that_cannot_work_is_refused_with_its_reason(packed, settings, 
         f"The checkpoint describes a policy that cannot work: {reason}"
     )
     assert text.endswith(
-        ". Nothing was loaded. Save again from a sound run, or start without this "
+        ". Nothing was loaded. Save again from an intact run, or start without this "
         "checkpoint. [GS302]"
     )
 
@@ -338,10 +338,10 @@ def test_a_policy_of_which_a_part_is_missing_is_refused_and_the_part_is_named(pa
     whole = packed["gradscale"]["policy"]
     part = {k: v for k, v in whole.items() if k not in ("min_scale", "tolerance")}
     assert str(refusal(with_extra(packed, policy=part))) == (
-        "The checkpoint lacks min_scale, tolerance of its DynamicScale. Defaults in "
-        "their place would go on by another rule than the one that was saved. Nothing "
-        "was loaded; load into a scaler with a DynamicScale, or save again from a "
-        "sound run. [GS302]"
+        "The checkpoint lacks min_scale, tolerance of its DynamicScale. With "
+        "defaults, the run would resume with a different rule than the saved one. "
+        "Nothing was loaded; load into a scaler with a DynamicScale, or save again "
+        "from an intact run. [GS302]"
     )
 
 

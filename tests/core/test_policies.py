@@ -58,8 +58,8 @@ def said(error):
 RANGE = "[1.17549e-38, 3.40282e+38]"
 BOUNDS = "[5.96046e-08, 8.50706e+37]"
 REASON = (
-    "A scale there, or its inverse, is not a usable f32 or breaks the bounds of the "
-    "policy. Pass a value inside, or move min_scale and max_scale. [GS101]"
+    "Such a scale, or its inverse, is not a usable f32 or violates the bounds of the "
+    "policy. Pass a value inside, or change min_scale and max_scale. [GS101]"
 )
 
 
@@ -127,7 +127,7 @@ def test_bounds_that_exclude_each_other_are_refused():
         DynamicScale(min_scale=16.0, max_scale=8.0)
     assert said(error) == (
         "min_scale=16 is above max_scale=8. No scale can satisfy both. Swap them, or "
-        "leave one out. [GS101]"
+        "omit one. [GS101]"
     )
 
 
@@ -151,8 +151,8 @@ def test_a_backoff_factor_that_cannot_lower_the_scale_is_refused(factor):
     with pytest.raises(ConfigError) as error:
         DynamicScale(backoff_factor=factor)
     assert said(error) == (
-        f"backoff_factor={factor} can never lower the scale to something usable. The "
-        "scale is multiplied by it when a gradient is not finite, so it must lie "
+        f"backoff_factor={factor} can never lower the scale to a usable value. The "
+        "scale is multiplied by it when a gradient is not finite, so it must be "
         "between 0 and 1. Pass 0.5, or use StaticScale to keep the scale fixed. [GS101]"
     )
 

@@ -1,1 +1,1 @@
-"""The algorithm: policies, states, verdicts, codes, the checkpoint format."""
+"""The scaling rule, its records and checkpoints, and float16 histograms."""

@@ -1,4 +1,4 @@
-"""The checkpoint format: torch's five keys, and one more that torch ignores."""
+"""The checkpoint format: torch's five keys and one that torch ignores."""
 
 import math
 from collections.abc import Mapping
@@ -23,23 +23,23 @@ TORCH_KEYS = (
     "_growth_tracker",
 )
 POLICIES = {kind.__name__: kind for kind in (NoScale, StaticScale, DynamicScale)}
-# A fixed scale in torch's words: both moves multiply by one.
+# A fixed scale in torch's format: both factors are one.
 FIXED_SETTINGS = (1.0, 1.0, 2000)
 
 AnyPolicy = NoScale | StaticScale | DynamicScale
 
 
 class Saved(NamedTuple):
-    """All that a checkpoint holds.
+    """The contents of a checkpoint.
 
     Attributes:
         policy: The policy the run used.
         scale, finite_steps, debt: The fields of its state, on the host.
         floor_steps: Steps in a row that were not finite at the lowest scale.
-        calibrated: A finite step has been seen.
+        calibrated: Some step was finite.
         grown: The last step raised the scale.
         tallies: (applied, skipped) for the run and then for each optimizer, in the
-            order in which the optimizers first came.
+            order of their first use.
     """
 
     policy: AnyPolicy
@@ -53,7 +53,7 @@ class Saved(NamedTuple):
 
 
 def pack(saved: Saved) -> dict[str, Any]:
-    """Return `saved` as a plain dict that torch can load too.
+    """Return `saved` as a plain dict that torch can also load.
 
     >>> packed = pack(Saved(policy=DynamicScale(), scale=65536.0))
     >>> packed["scale"], packed["growth_interval"], packed["gradscale"]["format"]
@@ -89,12 +89,12 @@ def torch_settings(policy: AnyPolicy) -> tuple[float, float, int]:
 def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
     """Read a checkpoint of this format, or one written by `torch.amp.GradScaler`.
 
-    Nothing is changed: the caller takes over the result or nothing at all.
+    Pure: if it raises, nothing was loaded.
 
     Args:
-        state: What `state_dict()` returned.
-        policy: The policy in use. What the checkpoint does not tell, such as the
-            bounds in a checkpoint of torch's, is taken from it.
+        state: A dict returned by `state_dict()`.
+        policy: The policy in use. It supplies settings that the checkpoint lacks, such
+            as the bounds in a checkpoint of torch.
 
     Raises:
         StateError: The checkpoint cannot be loaded.
@@ -104,15 +104,15 @@ def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
         raise foreign
     if not isinstance(state, Mapping):
         raise StateError(
-            f"The checkpoint is a {type(state).__name__}, not a dict. There is no "
-            "scale to be found in it. Load a dict returned by state_dict().",
+            f"The checkpoint is a {type(state).__name__}, not a dict. It contains no "
+            "scale. Load a dict returned by state_dict().",
             code="GS302",
         )
     if not state:
         raise StateError(
             "The checkpoint is an empty dict. A disabled scaler saves nothing, so "
-            "there is no scale to go on with. Save from an enabled scaler, or do not "
-            "load this one.",
+            "there is no scale to resume from. Save from an enabled scaler, or do not "
+            "load this checkpoint.",
             code="GS302",
             replaces="The source state dict is empty, possibly because it was saved "
             "from a disabled instance of GradScaler.",
@@ -120,9 +120,9 @@ def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
     missing = [key for key in TORCH_KEYS if key not in state]
     if missing:
         raise StateError(
-            f"The checkpoint lacks {', '.join(missing)}. Going on without it would "
-            "start from another state than the one that was saved. Load a dict "
-            "returned by state_dict().",
+            f"The checkpoint lacks {', '.join(missing)}. Without it, the run would "
+            "resume from a different state than the saved one. Load a dict returned by "
+            "state_dict().",
             code="GS302",
         )
     extra = state.get(KEY)
@@ -138,12 +138,12 @@ def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
             code="GS303",
         )
     settings = extra.get("policy")
-    # A list of names: the kind read from a file may not be hashable.
+    # A list, not a dict: the kind read from a file may not be hashable.
     if not isinstance(settings, Mapping) or settings.get("kind") not in list(POLICIES):
         raise _bad("policy", settings, f"one of {', '.join(POLICIES)}")
     arguments = {name: value for name, value in settings.items() if name != "kind"}
     if settings["kind"] == "DynamicScale":
-        # The five keys win: other tools edit those.
+        # The five keys take precedence: other tools edit those.
         arguments |= _moves_of_torch(state)
     kept = built(POLICIES[settings["kind"]], arguments)
     _check_whole(kept, arguments)
@@ -151,15 +151,15 @@ def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
 
 
 def _check_whole(policy: AnyPolicy, arguments: Mapping[str, Any]) -> None:
-    """Refuse settings of which a part is not there."""
+    """Raise if a setting of the policy is missing."""
     missing = [f.name for f in fields(policy) if f.name not in arguments]
     if missing:
-        # torch.distributed.checkpoint reads those keys only that it is asked for.
+        # torch.distributed.checkpoint reads only the keys of the target state dict.
         raise StateError(
             f"The checkpoint lacks {', '.join(missing)} of its "
-            f"{type(policy).__name__}. Defaults in their place would go on by another "
-            "rule than the one that was saved. Nothing was loaded; load into a scaler "
-            f"with a {type(policy).__name__}, or save again from a sound run.",
+            f"{type(policy).__name__}. With defaults, the run would resume with a "
+            "different rule than the saved one. Nothing was loaded; load into a scaler "
+            f"with a {type(policy).__name__}, or save again from an intact run.",
             code="GS302",
         )
 
@@ -193,15 +193,15 @@ def _moves_of_torch(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def built(kind: type[AnyPolicy], arguments: Mapping[str, Any]) -> AnyPolicy:
-    """Return the policy that a checkpoint describes, or refuse the checkpoint."""
+    """Return the policy that a checkpoint describes, or raise a StateError."""
     try:
         return kind(**arguments)
     except (ConfigError, TypeError) as error:
-        # The note holds our own words where the text is that of the replaced scaler.
+        # If the text is that of the replaced scaler, the note has the explanation.
         reason = (getattr(error, "__notes__", None) or [error])[0]
         raise StateError(
             f"The checkpoint describes a policy that cannot work: {reason}. Nothing "
-            "was loaded. Save again from a sound run, or start without this "
+            "was loaded. Save again from an intact run, or start without this "
             "checkpoint.",
             code="GS302",
         ) from error
@@ -267,9 +267,9 @@ def _is_number(value: Any) -> bool:
 
 def _bad(name: str, value: Any, wanted: str) -> StateError:
     return StateError(
-        f"The checkpoint has {name}={value!r}, which is not {wanted}. Going on with it "
+        f"The checkpoint has {name}={value!r}, which is not {wanted}. Resuming from it "
         "would corrupt the run. Nothing was loaded; repair the value, or start without "
-        "this checkpoint. Bounds are widened with policy=DynamicScale(min_scale=..., "
+        "this checkpoint. To widen the bounds, pass policy=DynamicScale(min_scale=..., "
         "max_scale=...).",
         code="GS302",
     )

@@ -1,13 +1,12 @@
-"""What float16 loses at a scale, told from a histogram of exponents.
+"""Histograms of exponents, and the losses of float16 at other scales.
 
-A gradient that is multiplied by 2 moves up by one bin, and by nothing else. So the
-histogram at one scale tells what float16 would do at every other power of two of it:
-below 2^-25 an element is rounded to 0, below 2^-14 it is subnormal and has fewer
-digits, from 65520 on it is rounded to infinity (the largest float16 is 65504).
+Multiplying a gradient by 2 moves it up by exactly one bin. The histogram at one scale
+therefore predicts the effect of float16 at every power of two times that scale: below
+2^-25 an element rounds to 0, below 2^-14 it is subnormal and has fewer digits, from
+65520 on it rounds to infinity (the largest float16 is 65504).
 
-Zeros do not move. Those that were flushed inside a backward pass in float16 look like
-true zeros, whatever is measured afterwards; `gradscale.core.flushed_zeros` estimates
-how many they are.
+Zeros do not move. Zeros that were flushed inside a float16 backward pass cannot be
+distinguished from true zeros; `gradscale.core.flushed_zeros` estimates their number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,17 +15,17 @@ from typing import NamedTuple, Protocol
 
 from gradscale.errors import ConfigError
 
-# Exponents: 2^-25 and less is rounded to 0, from 2^-14 on numbers are normal, and
-# those of 2^16 and more do not fit.
+# Exponents: values below 2^-25 round to 0, from 2^-14 on they are normal, from 2^16 on
+# they do not fit.
 FLUSHED_BELOW, NORMAL_FROM, TOO_LARGE_FROM = -25, -14, 16
-# Half a step above 65504, the largest float16: rounded to infinity.
+# Halfway above 65504, the largest float16: rounds to infinity.
 INFINITE_FROM = 65520.0
-# The share of elements that a scale may lose without advice to raise it.
+# The share of elements that may be lost without advice to raise the scale.
 TOLERATED = 0.003
 
 
 class Counted(Protocol):
-    """What a sample in a run file has; `gradscale.runfile.TensorSample` is one."""
+    """The counts of a sample, such as `gradscale.runfile.TensorSample`."""
 
     @property
     def zeros(self) -> int:
@@ -53,9 +52,9 @@ class Histogram(NamedTuple):
     """Magnitudes of gradients by their exponents.
 
     Attributes:
-        scale: The scale that is in them.
+        scale: The scale of the gradients.
         zeros: Elements that are exactly 0.
-        deep: Elements below the first bin, but for zeros.
+        deep: Non-zero elements below the first bin.
         lowest: The exponent of the first bin.
         bins: Bin i counts magnitudes in [2^(lowest + i), 2^(lowest + i + 1)).
         above: Finite elements beyond the last bin.
@@ -81,7 +80,7 @@ class Histogram(NamedTuple):
         return self.deep + sum(self.bins) + self.above
 
     def between(self, low: int, high: int) -> int:
-        """Return how many binned magnitudes are in [2^low, 2^high)."""
+        """Return the number of binned magnitudes in [2^low, 2^high)."""
         first, last = max(low - self.lowest, 0), max(high - self.lowest, 0)
         return sum(self.bins[first:last])
 
@@ -90,8 +89,8 @@ def histogram_of(sample: Counted, scale: float) -> Histogram:
     """Return the histogram of a sample from a run file.
 
     Args:
-        sample: What was counted.
-        scale: The scale of the step that was sampled.
+        sample: The counts.
+        scale: The scale of the sampled step.
     """
     return Histogram(
         scale,
@@ -105,7 +104,7 @@ def histogram_of(sample: Counted, scale: float) -> Histogram:
 
 
 def pooled(histograms: Iterable[Histogram]) -> Histogram:
-    """Return the sum of histograms that are of one scale and have the same bins.
+    """Return the sum of histograms with the same scale and the same bins.
 
     >>> one = Histogram(1.0, 3, 0, -1, (5, 6), 0, 0)
     >>> pooled([one, one]).bins
@@ -114,9 +113,9 @@ def pooled(histograms: Iterable[Histogram]) -> Histogram:
     every = list(histograms)
     if len({(each.scale, each.lowest, len(each.bins)) for each in every}) != 1:
         raise ConfigError(
-            f"{len(every)} histograms cannot be added up. Their bins mean the same "
-            "only at one scale and with one set of bins. Pass those of one step, at "
-            "least one.",
+            f"{len(every)} histograms cannot be added. Their bins are comparable only "
+            "at one scale and with one set of bins. Pass at least one histogram, all "
+            "of one step.",
             code="GS101",
         )
     return every[0]._replace(
@@ -129,16 +128,16 @@ def pooled(histograms: Iterable[Histogram]) -> Histogram:
 
 
 class Fate(NamedTuple):
-    """What becomes of the elements in float16 at one scale.
+    """Counts of elements by their float16 result at one scale.
 
     Attributes:
-        scale: That scale.
-        zeros: Elements that were 0 already, whether truly or flushed in backward.
-        flushed: Elements that are rounded to 0.
-        degraded: Elements that are subnormal: they have fewer than 11 bits.
-        normal: Elements that keep all digits.
+        scale: The scale.
+        zeros: Elements that are 0 in the sample, true zeros or flushed in backward.
+        flushed: Elements that round to 0.
+        degraded: Elements that are subnormal, with fewer than 11 bits.
+        normal: Elements with full precision.
         overflowed: Elements that become infinite.
-        nonfinite: Elements that were inf or NaN already.
+        nonfinite: Elements that are inf or NaN in the sample.
     """
 
     scale: float
@@ -151,12 +150,12 @@ class Fate(NamedTuple):
 
     @property
     def lost(self) -> float:
-        """The share of the elements that are finite and not 0 that is rounded to 0."""
+        """The share of finite, non-zero elements that round to 0."""
         return self.flushed / max(self._nonzero, 1)
 
     @property
     def coarse(self) -> float:
-        """The share of them that is subnormal."""
+        """The share of finite, non-zero elements that are subnormal."""
         return self.degraded / max(self._nonzero, 1)
 
     @property
@@ -165,13 +164,13 @@ class Fate(NamedTuple):
 
 
 def fate(seen: Histogram, shift: int = 0) -> Fate:
-    """Return what float16 makes of the elements at the scale 2^shift times theirs.
+    """Return the float16 results of the elements at 2^shift times their scale.
 
-    Exact, but for magnitudes of exactly 2^-25 (taken for 2^-24, they become 0) and
-    from 65520 to 65536 (taken for finite, they become infinite). Elements outside of
-    the bins count as lost, or as too large, at every scale: where they are is not
-    known. Of gradients that float16 has rounded before, the bins below 2^-20 tell of
-    lower scales only roughly.
+    Exact, except for magnitudes of exactly 2^-25 (counted as 2^-24, they become 0) and
+    from 65520 to 65536 (counted as finite, they become infinite). Elements outside the
+    bins count as lost, or as too large, at every scale: their exponents are unknown.
+    For gradients that float16 has already rounded, the bins below 2^-20 predict lower
+    scales only roughly.
 
     >>> fate(Histogram(1.0, 5, 0, -26, (60, 20, 20), 0, 0)).lost
     0.6
@@ -202,33 +201,33 @@ def shift_between(low: float, high: float) -> int:
     (fraction, exponent), (other, base) = frexp(high), frexp(low)
     if fraction != other:
         raise ConfigError(
-            f"The scales {low:g} and {high:g} are no power of two apart. Between them "
-            "elements change within a bin, which the histogram does not show. Pass "
-            f"{low:g} times a power of two.",
+            f"The ratio of the scales {low:g} and {high:g} is not a power of two. "
+            "Elements would move within a bin, which the histogram does not resolve. "
+            f"Pass {low:g} times a power of two.",
             code="GS101",
         )
     return exponent - base
 
 
 def largest_scale(seen: Histogram, peak: float | None = None) -> float | None:
-    """Return the largest scale at which nothing overflows; None if it is not known.
+    """Return the largest scale without overflow; None if it is unknown.
 
-    Of those that are a power of two times the scale of the histogram.
+    Among the powers of two times the scale of the histogram.
 
     >>> largest_scale(Histogram(1.0, 5, 0, -26, (60, 20, 20), 0, 0)) == 2.0**39
     True
 
     Args:
         seen: Its highest filled bin is moved to the last octave of float16, whose
-            uppermost 1/2048 is taken for finite.
-        peak: The largest magnitude, which makes it exact.
+            uppermost 1/2048 counts as finite.
+        peak: The largest magnitude; makes the result exact.
     """
     if seen.nonfinite or not seen.nonzero:
         return None
     if peak is not None:
         shift = frexp(INFINITE_FROM)[1] - frexp(peak)[1]
         return seen.scale * 2.0 ** (shift - (peak * 2.0**shift >= INFINITE_FROM))
-    filled = [place for place, count in enumerate(seen.bins) if count]
+    filled = [index for index, count in enumerate(seen.bins) if count]
     if seen.above or not filled:
         return None
     return seen.scale * 2.0 ** (TOO_LARGE_FROM - 1 - seen.lowest - filled[-1])

@@ -1,27 +1,26 @@
-"""How many zeros of a sample a backward pass in float16 has probably flushed.
+"""Estimates how many zeros of a sample a float16 backward pass has flushed.
 
-One sample cannot tell a flushed zero from a true one, so this is an estimate. It
-stands on what gradients have in common:
+One sample cannot distinguish flushed zeros from true ones. The estimate relies on
+common properties of gradients:
 
-The magnitudes of one gradient lie around their middle, `SPREAD` octaves wide, much as
-a normal distribution of their logarithms. Float16 cuts off what lies below 2^-25. The
-closer to that border the elements are that are left, the more are missing: as many as
-are left if their mean is 2 octaves above it, 1 in 13 at 4, and none that would matter
-at 8. So zeros beside elements well within float16 are true ones, however many: those
-of a ReLU, of rows that no batch has asked for, of a factor that is still 0. No more
-zeros count than there are. For gradients that are narrower it is too much where there
-are true zeros to take, and for wider ones too little, by up to a half.
+The logarithms of the magnitudes of one gradient are roughly normally distributed, with
+a standard deviation of `SPREAD` octaves. Float16 cuts off values below 2^-25. The
+closer the remaining elements are to that border, the more are missing: as many as
+remain if their mean is 2 octaves above it, 1 in 13 at 4, and a negligible number at 8.
+Zeros beside elements well within the float16 range are therefore true zeros, however
+many: of a ReLU, of embedding rows that the batch does not use, of a factor that is
+still 0. The estimate never exceeds the number of zeros. It is too high for narrower
+gradients with true zeros, and too low for wider ones, by up to a half.
 
-Near 0, densities are flat, whatever lies further up: where there are elements of the
-smallest float16, rounded from 1/2 to 3/2 of it, half as many lay below 1/2. So many
-count at least.
+Near 0, densities are flat: elements of the smallest float16, rounded from 1/2 to 3/2 of
+it, imply half as many below 1/2. This is a lower bound of the estimate.
 
-A gradient of zeros alone has no such mean. But backward goes from layer to layer, so
-it counts as flushed where the others of the sample are on their way down: one of them
-is sinking, with a mean within two spreads of the border and a twentieth of it 0, or
-none of them reaches the normal float16. Else its zeros are true: a factor that is
-still 0, a part that has no say. A few elements that sink are no evidence for many: a
-bias whose gradient cancels out is nothing but rounding, at any scale.
+An all-zero gradient has no mean exponent. It is counted as flushed if other gradients
+of the same sample are close to the float16 minimum: one of them is sinking, with a mean
+within two spreads of the border and a twentieth of it 0, or none of them reaches the
+normal float16 range. Otherwise its zeros are true: of a factor that is still 0, or of a
+part that does not affect the loss. A few sinking elements are no evidence for many: the
+gradient of a bias that cancels out is only rounding error, at any scale.
 """
 
 from bisect import bisect_left
@@ -31,31 +30,32 @@ from typing import NamedTuple
 
 from gradscale.core.exponent_histogram import NORMAL_FROM, Histogram
 
-# The standard deviation of log2 of magnitudes. Gaussian numbers have 1.6; gradients of
-# weights had 1.4 to 3.4, most where rows differ:
+# The standard deviation of log2 of magnitudes. Gaussian numbers have 1.6; weight
+# gradients had 1.4 to 3.4, the most where rows differ:
 # tests/torch/underflow/test_flushed_zeros.py.
 SPREAD = 2.5
-# How many spreads above the border a gradient sinks, and how much of it is 0 then.
+# A sinking gradient has its mean within SINKING spreads of the border, and at least
+# this share of zeros.
 SINKING = 2.0
 SUNK = 0.05
-# As many elements must sink for each that is in a gradient of zeros alone.
+# Sinking elements required for each element of an all-zero gradient.
 EVIDENCE = 0.01
-# The smallest float16 is 2^-24. What is rounded to it lies from 2^-25 to 1.5 * 2^-24,
-# 0.8 octaves above the border in the middle; in the n-th bin after it, n + 1.4.
+# The smallest float16 is 2^-24. Values that round to it are from 2^-25 to 1.5 * 2^-24,
+# on average 0.8 octaves above the border; those of the n-th bin after it, n + 1.4.
 _SMALLEST = -24
 _FIRST_BIN, _LATER_BINS = 0.8, 1.4
 
 
 class Tally(NamedTuple):
-    """What one gradient of a sample looks like, in whole numbers.
+    """The counts of one gradient that the estimate needs.
 
     Attributes:
         zeros: Elements that are exactly 0.
         below: Magnitudes in (0, 2^-24).
         smallest: Magnitudes in [2^-24, 2^-23).
-        kept: Finite magnitudes of 2^-24 and more, those included.
-        octaves: How many bins above that of 2^-24 those are, added up.
-        normal: Those among them that are normal float16, or larger.
+        kept: Finite magnitudes of 2^-24 and more, including `smallest`.
+        octaves: The sum of their bin indices, counted from the bin of 2^-24.
+        normal: Magnitudes among them that are normal float16, or larger.
     """
 
     zeros: int
@@ -75,7 +75,7 @@ def tally_of(seen: Histogram) -> Tally:
     first = _SMALLEST - seen.lowest
     bins = seen.bins[first:]
     kept = sum(bins) + seen.above
-    octaves = sum(place * count for place, count in enumerate(bins))
+    octaves = sum(index * count for index, count in enumerate(bins))
     return Tally(
         zeros=seen.zeros,
         below=seen.deep + sum(seen.bins[:first]),
@@ -87,9 +87,9 @@ def tally_of(seen: Histogram) -> Tally:
 
 
 def hidden_zeros(tensors: Sequence[Tally], shift: int = 0) -> list[int]:
-    """Estimate how many zeros of each gradient backward has flushed.
+    """Estimate how many zeros of each gradient were flushed in backward.
 
-    None where there are elements below 2^-24: such a gradient never was float16.
+    0 for a gradient with elements below 2^-24: it was never float16.
 
     >>> flushed = Tally(400, 0, 350, kept=600, octaves=450, normal=9)
     >>> true = Tally(400, 0, 0, kept=600, octaves=6000, normal=350)
@@ -99,8 +99,8 @@ def hidden_zeros(tensors: Sequence[Tally], shift: int = 0) -> list[int]:
 
     Args:
         tensors: All gradients of one step.
-        shift: At the scale 2^shift times theirs, 0 or more. What becomes of a
-            gradient of zeros alone is not known there: it stays as it is.
+        shift: Estimate for 2^shift times the scale of the sample; 0 or more. An
+            all-zero gradient counts as unchanged.
     """
     sinks = _all_sink(tensors)
     return [
@@ -112,8 +112,8 @@ def hidden_zeros(tensors: Sequence[Tally], shift: int = 0) -> list[int]:
 def lost_share(tensors: Iterable[Tally]) -> float:
     """Return the share of elements that are too small for float16.
 
-    Those below 2^-24, and the zeros that backward seems to have flushed; of all that
-    are finite and not truly 0.
+    The elements below 2^-24 and the estimated flushed zeros, relative to all finite
+    elements that are not true zeros.
 
     >>> lost_share([Tally(400, 0, 350, kept=600, octaves=450, normal=9)])
     0.4
@@ -126,7 +126,7 @@ def lost_share(tensors: Iterable[Tally]) -> float:
 
 
 def _all_sink(tensors: Sequence[Tally]) -> bool:
-    """Tell whether gradients of zeros alone are where the others are on their way."""
+    """Return whether all-zero gradients count as flushed."""
     nothing = sum(each.zeros for each in tensors if _is_nothing(each))
     if not nothing:
         return False
@@ -156,39 +156,39 @@ def _flushed(tally: Tally, shift: int) -> int:
 
 
 def _mean(tally: Tally) -> float:
-    """Return how many octaves above the border those are that are left."""
+    """Return the mean distance of kept elements from the border, in octaves."""
     first = (_LATER_BINS - _FIRST_BIN) * tally.smallest
     return (tally.octaves - first) / tally.kept + _LATER_BINS
 
 
 def _missing(mean: float) -> float:
-    """Return how many are missing for each that is left.
+    """Return the number of missing elements per remaining element.
 
     Args:
-        mean: Of those that are left, above the border, in deviations.
+        mean: The mean distance of the remaining elements from the border, in spreads.
     """
-    place = bisect_left(_MEANS, mean)
-    if place in (0, len(_MEANS)):
-        return _RATIOS[0] if place == 0 else 0.0
-    before, after = _MEANS[place - 1], _MEANS[place]
+    index = bisect_left(_MEANS, mean)
+    if index in (0, len(_MEANS)):
+        return _RATIOS[0] if index == 0 else 0.0
+    before, after = _MEANS[index - 1], _MEANS[index]
     part = (mean - before) / (after - before)
-    return _RATIOS[place - 1] * (1.0 - part) + _RATIOS[place] * part
+    return _RATIOS[index - 1] * (1.0 - part) + _RATIOS[index] * part
 
 
 def _cut_off(border: float) -> tuple[float, float]:
-    """Return what a normal distribution is above a border, in deviations.
+    """Return the properties of a normal distribution truncated at a border.
 
     Returns:
-        The mean of what is above, measured from the border, and how much is below
-        for each above.
+        The mean above the border, measured from it, and the ratio of the mass below
+        to the mass above.
     """
     above = 0.5 * erfc(border / sqrt(2.0))
     density = exp(-0.5 * border * border) / sqrt(2.0 * pi)
     return density / above - border, (1.0 - above) / above
 
 
-# Borders from 2 deviations above the middle, where nearly all is missing, to 5 below
-# it. Lines between them are right to 1 %.
+# Borders from 2 deviations above the mean, where nearly all is missing, to 5 below it.
+# Linear interpolation between them is accurate to 1 %.
 _KNOTS = [_cut_off(border / 20.0) for border in range(40, -101, -1)]
 _MEANS = [mean for mean, _ in _KNOTS]
 _RATIOS = [ratio for _, ratio in _KNOTS]

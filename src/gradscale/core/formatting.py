@@ -1,10 +1,10 @@
-"""Numbers as text: scales as powers of two, shares as percentages."""
+"""Formats scales as powers of two and shares as percentages."""
 
 import math
 
 
 def power(scale: float) -> str:
-    """Write a scale as people say it.
+    """Return a scale as a power of two if it is one.
 
     >>> power(65536.0), power(2.0**-24), power(1000.0)
     ('2^16', '2^-24', '1000')
@@ -14,7 +14,7 @@ def power(scale: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in words that do not claim more digits than matter.
+    """Return a share as a percentage with one or two significant digits.
 
     >>> percent(0.4129), percent(0.0312), percent(0.003), percent(1e-6), percent(0.0)
     ('41 %', '3.1 %', '0.3 %', '<0.01 %', '0 %')

@@ -1,4 +1,4 @@
-"""The outcome of a step, read when somebody looks."""
+"""The outcome of a step, read on first access."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,10 +7,10 @@ from gradscale.core.records import StepRecord, Verdict, classify
 
 
 class StepOutcome:
-    """What became of one step.
+    """The outcome of one step.
 
-    Making one costs nothing on the host and never syncs; reading a field may wait for
-    the device, once for all fields together.
+    Creating one never syncs; reading a field may wait for the device, once for all
+    fields together.
 
     >>> record = StepRecord(step=7, scale=1024.0, applied=True, finite=True)
     >>> outcome = StepOutcome(lambda: record, lambda: ())
@@ -18,7 +18,7 @@ class StepOutcome:
     (True, 1024.0, 'ok')
 
     Args:
-        read_record: Returns the step's record; called at the first look.
+        read_record: Returns the step's record; called on first access.
         read_culprits: Returns the names of the tensors that were not finite.
         parts: For each optimizer's id, its own outcome.
     """
@@ -36,7 +36,7 @@ class StepOutcome:
 
     @property
     def record(self) -> StepRecord:
-        """All facts of the step as one plain tuple."""
+        """The record of the step, a plain tuple."""
         if self._record is None:
             self._record = self._read_record()
         return self._record
@@ -58,7 +58,7 @@ class StepOutcome:
 
     @property
     def grad_norm(self) -> float | None:
-        """The norm of the unscaled gradients; None if nobody asked for it."""
+        """The norm of the unscaled gradients; None if it was not computed."""
         return self.record.grad_norm
 
     @property
@@ -68,7 +68,7 @@ class StepOutcome:
 
     @property
     def verdict(self) -> Verdict:
-        """What the step's facts mean."""
+        """The verdict on the step alone."""
         return classify(self.record)
 
     @property
@@ -88,6 +88,6 @@ class StepOutcome:
             ) from None
 
     def __repr__(self) -> str:
-        seen = self.record
-        fields = f"step={seen.step}, scale={seen.scale:g}, applied={seen.applied}"
+        step = self.record
+        fields = f"step={step.step}, scale={step.scale:g}, applied={step.applied}"
         return f"StepOutcome({fields}, verdict={self.verdict})"

@@ -16,7 +16,7 @@ HIGHEST_SCALE = 2.0**128 - 2.0**104
 
 
 class Policy(Protocol):
-    """Settings plus rule. Pure: the state is handed in and returned."""
+    """Settings plus rule. Pure: the state is an argument and the result."""
 
     @property
     def min_scale(self) -> float: ...
@@ -31,7 +31,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class NoScale:
-    """Leave the loss as it is; steps that are not finite are still skipped.
+    """Do not scale the loss; non-finite steps are still skipped.
 
     >>> NoScale().init_state()
     FixedState(scale=1.0)
@@ -56,7 +56,7 @@ class NoScale:
 
 @dataclass(frozen=True, kw_only=True)
 class StaticScale:
-    """Keep one scale for the whole run; steps that are not finite are skipped.
+    """Keep one scale for the whole run; non-finite steps are skipped.
 
     >>> StaticScale(scale=1024.0).init_state()
     FixedState(scale=1024.0)
@@ -120,7 +120,7 @@ class DynamicScale:
         if self.min_scale > self.max_scale:
             raise ConfigError(
                 f"min_scale={self.min_scale:g} is above max_scale={self.max_scale:g}. "
-                "No scale can satisfy both. Swap them, or leave one out.",
+                "No scale can satisfy both. Swap them, or omit one.",
                 code="GS101",
             )
         _keep_scale(self, "init_scale", self.min_scale, self.max_scale)
@@ -130,11 +130,11 @@ class DynamicScale:
 
     @classmethod
     def unchecked(cls, **settings: Any) -> "DynamicScale":
-        """Return a policy with settings that nobody checked, each kept as it is.
+        """Return a policy whose settings are not validated.
 
-        For a drop-in that must accept what the scaler it replaces accepts: a
-        min_scale of 0, a growth_factor of 1, settings that are traced or on a device.
-        What is left out has its default. The tolerance must be a Python number.
+        For drop-ins that accept the same settings as the scaler they replace: a
+        min_scale of 0, a growth_factor of 1, values that are traced or on a device.
+        Omitted settings have their defaults. The tolerance must be a Python number.
 
         >>> DynamicScale.unchecked(growth_factor=1, min_scale=0.0).min_scale
         0.0
@@ -147,7 +147,7 @@ class DynamicScale:
 
     @property
     def period(self) -> int:
-        """Steps in which one overflow is forgiven; 0 means none ever is."""
+        """Steps in which one overflow is forgiven; 0 if none is."""
         return math.ceil(1.0 / self.tolerance) if self.tolerance > 0.0 else 0
 
     def init_state(self) -> ScaleState:
@@ -160,7 +160,7 @@ class DynamicScale:
         steps = state.finite_steps + 1
         due = steps >= self.growth_interval
         grown = where(due, state.scale * self.growth_factor, state.scale)
-        # A bucket that leaks one drop a step and that one overflow fills.
+        # A leaky bucket: it loses one unit a step, and a forgiven overflow fills it.
         debt = where(state.debt > 0, state.debt - 1, 0)
         forgiven = debt < min(self.period, 1)
         shrunk = where(forgiven, state.scale, state.scale * self.backoff_factor)
@@ -174,13 +174,13 @@ class DynamicScale:
 
 
 def _keep_scale(policy: object, name: str, low: float, high: float) -> None:
-    """Check one scale and keep it as the f32 that will be used."""
+    """Validate one scale and store it rounded to f32."""
     value = f32(_number(name, getattr(policy, name)))
     if not low <= value <= high:
         raise ConfigError(
             f"{name}={getattr(policy, name)} is outside [{low:g}, {high:g}]. "
-            "A scale there, or its inverse, is not a usable f32 or breaks the bounds "
-            "of the policy. Pass a value inside, or move min_scale and max_scale.",
+            "Such a scale, or its inverse, is not a usable f32 or violates the bounds "
+            "of the policy. Pass a value inside, or change min_scale and max_scale.",
             code="GS101",
         )
     object.__setattr__(policy, name, value)
@@ -215,9 +215,9 @@ def _check_factors(policy: "DynamicScale") -> None:
     # Above the largest f32 below 1, rounding can give back the same scale.
     if not (f32(backoff) > 0.0 and backoff <= 1.0 - 2.0**-24):
         raise ConfigError(
-            f"backoff_factor={policy.backoff_factor} can never lower the scale to "
-            "something usable. The scale is multiplied by it when a gradient is not "
-            "finite, so it must lie between 0 and 1. Pass 0.5, or use StaticScale to "
+            f"backoff_factor={policy.backoff_factor} can never lower the scale to a "
+            "usable value. The scale is multiplied by it when a gradient is not "
+            "finite, so it must be between 0 and 1. Pass 0.5, or use StaticScale to "
             "keep the scale fixed.",
             code="GS101",
             replaces="The backoff factor must be < 1.0." if backoff >= 1.0 else None,
@@ -247,7 +247,7 @@ def _check_interval(policy: "DynamicScale") -> None:
 
 def _check_tolerance(policy: "DynamicScale") -> None:
     tolerance = _number("tolerance", policy.tolerance)
-    # From 0.5 on, an overflow on every second step would be forgiven for ever.
+    # From 0.5 on, an overflow on every second step would always be forgiven.
     if tolerance != 0.0 and not 2.0**-30 <= tolerance < 0.5:
         raise ConfigError(
             f"tolerance={policy.tolerance} is not a share of steps in [0, 0.5). It is "

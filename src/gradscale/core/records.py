@@ -1,13 +1,13 @@
-"""What a step's record means: one pure classifier, live and on files."""
+"""Step records and their verdicts: one pure classifier, live and on files."""
 
 from enum import Enum
 from typing import NamedTuple
 
 
 class Verdict(Enum):
-    """The judgement on one step; `code` is its entry in the catalogue.
+    """The verdict on one step; `code` is its entry in the catalogue.
 
-    `GENUINE` shows only over several steps: `gradscale.judge.judge` gives it.
+    `GENUINE` needs several steps: only `gradscale.judge.judge` gives it.
     """
 
     OK = "GS000"
@@ -25,7 +25,7 @@ class Verdict(Enum):
 
     @property
     def code(self) -> str:
-        """The code that `gradscale explain` knows."""
+        """The code for `gradscale explain`."""
         return self.value
 
     def __str__(self) -> str:
@@ -33,26 +33,26 @@ class Verdict(Enum):
 
 
 class StepRecord(NamedTuple):
-    """One step's facts, on the host.
+    """The record of one step, on the host.
 
     Attributes:
-        step: Which `update()` this was, counted from 1.
+        step: The number of the `update()`, counted from 1.
         scale: The scale that multiplied the loss.
-        applied: A step was taken and no optimizer's gradients were bad.
-        finite: Every gradient element was finite and stayed so when unscaled.
+        applied: A step was applied and the gradients of all optimizers were finite.
+        finite: Every gradient element was finite before and after unscaling.
         loss_finite: The loss was finite before it was scaled.
-        norm_finite: The gradient norm, if one was asked for, is a usable f32.
-        read: Some gradient was read at all.
-        calibrated: A finite step had been seen before this one.
+        norm_finite: The gradient norm, if it was computed, is a usable f32.
+        read: At least one gradient was read.
+        calibrated: Some earlier step was finite.
         grown: The scale had been raised by the step before this one.
         floor_steps: Steps in a row, this one included, that were not finite at the
             lowest scale the policy allows.
         amax: The largest magnitude among the scaled gradients.
-        grad_norm: The norm of the unscaled gradients; None if nobody asked for it.
-        scaled_loss_finite: The loss, once scaled, was still finite in its dtype.
-        weights_finite: Every weight that was looked at was finite.
+        grad_norm: The norm of the unscaled gradients; None if it was not computed.
+        scaled_loss_finite: The scaled loss was finite in its dtype.
+        weights_finite: Every weight that was checked was finite.
         nan: A gradient was NaN, not only infinite.
-        loss: The loss before it was scaled; None if nobody read it.
+        loss: The loss before it was scaled; None if it was not read.
         lost: The share of gradient elements too small for float16 at this scale;
             None if this step was not sampled.
     """
@@ -76,7 +76,7 @@ class StepRecord(NamedTuple):
     lost: float | None = None
 
 
-# One overflow at the floor may be one bad batch; three in a row are not.
+# One overflow at the floor may be one bad batch; three in a row are a collapse.
 COLLAPSED_AFTER = 3
 # Five recorded runs lost less than 0.02 percent of their elements at the largest scale
 # that fits and at most 14 percent 16 bits below it. SSD lost 31 percent without a
@@ -85,7 +85,7 @@ LOST_TOO_MUCH = 0.2
 
 
 def classify(record: StepRecord) -> Verdict:
-    """Judge one step from its record alone. Pure.
+    """Return the verdict on one step from its record alone. Pure.
 
     >>> classify(StepRecord(step=1, scale=65536.0, applied=True, finite=True))
     <Verdict.OK: 'GS000'>
@@ -94,7 +94,7 @@ def classify(record: StepRecord) -> Verdict:
         return Verdict.NO_GRADIENTS
     if record.floor_steps >= COLLAPSED_AFTER:
         return Verdict.COLLAPSE
-    # The cause before what follows from it: weights, loss, gradients, norm.
+    # Causes before their consequences: weights, loss, gradients, norm.
     if not record.weights_finite:
         return Verdict.WEIGHTS_NONFINITE
     if not record.loss_finite:

@@ -1,4 +1,4 @@
-"""A run file in, findings out. Pure: nothing is written, printed or drawn.
+"""Reads run files and returns findings. Pure: writes, prints and draws nothing.
 
 `diagnose_run` reads one run, `compare_runs` two.
 """

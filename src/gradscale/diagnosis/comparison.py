@@ -1,4 +1,4 @@
-"""Two runs side by side: what they were set to, and where they part."""
+"""Compares two runs: settings that differ, and the step at which they diverge."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 from gradscale.diagnosis.diagnosis import Diagnosis, diagnose_run
 from gradscale.runfile import Run, StepRow
 
-# What two runs may differ in without being different.
+# Metadata that differs between runs with equal settings.
 _OCCASION = {"start", "end", "pid", "resumed", "dropped", "details_dropped"}
 _OCCASION |= {"events_dropped", "parameters"}
-# In this order: what comes first is the cause of what follows.
+# In this order: causes before their consequences.
 COLUMNS = ("scale", "applied", "verdict", "loss", "norm", "amax")
 ABSENT = "–"
 _columns_of = attrgetter(*COLUMNS)
 
 
 class Setting(NamedTuple):
-    """One setting that differs; a value of `ABSENT` means that it is not there."""
+    """One setting that differs; a value of `ABSENT` means that a run lacks it."""
 
     name: str
     a: Any
@@ -44,7 +44,7 @@ class Comparison:
         b: The second run.
         settings: Those that differ.
         shared: Steps that both have.
-        partings: Where each column parts, the earliest first; empty if none does.
+        partings: Where each column diverges, the earliest first; empty if none does.
     """
 
     a: Diagnosis
@@ -59,7 +59,7 @@ class Comparison:
         return not self.partings and self.shared == self.a.steps == self.b.steps
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the comparison as JSON has it."""
+        """Return the comparison as a JSON object."""
         return {
             "same": self.same,
             "shared_steps": self.shared,
@@ -74,12 +74,12 @@ class Comparison:
 def compare_runs(
     a: Run, b: Run, *, on_steps: Callable[[int], None] | None = None
 ) -> Comparison:
-    """Read two runs and say how they differ.
+    """Read two runs and return their differences.
 
     Args:
         a: Open for reading.
         b: Open for reading.
-        on_steps: Called now and then with the number of steps read since the last
+        on_steps: Called periodically with the number of steps read since the last
             call.
     """
     shared, partings = _part(a, b)

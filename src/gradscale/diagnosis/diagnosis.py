@@ -1,4 +1,4 @@
-"""All that a run file tells, in one value."""
+"""Diagnoses a run from its file."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,34 +30,34 @@ from gradscale.judge.trend import TOP, exponent
 from gradscale.judge.verdict_table import BY_CODE, Row
 from gradscale.runfile import Run, StepRow
 
-# Between two reports of progress.
+# Steps between two calls of `on_steps`.
 REPORT_EVERY = 4096
 _WEIGHTS = Verdict.WEIGHTS_NONFINITE.code
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What one run was like.
+    """The diagnosis of one run.
 
     Attributes:
         path: The run file.
-        meta: What is known of the run as a whole.
+        meta: The metadata of the run.
         steps: Steps in the file.
-        applied: Steps that were taken.
-        skipped: Steps that were not, though there were gradients.
-        verdicts: How often each verdict was given.
-        findings: What there is to say, the most severe first, normal things last.
-        health: The verdict on the whole.
-        timeline: The scale at each step, and what was not ok.
-        phases: The run in a few pieces.
+        applied: Steps that were applied.
+        skipped: Steps that were skipped although there were gradients.
+        verdicts: The number of steps with each verdict.
+        findings: Most severe first, normal ones last.
+        health: The state of the run as a whole.
+        timeline: The scale at each step, and the steps that were not ok.
+        phases: The run divided into phases.
         culprits: The tensors that were not finite, the most frequent first.
-        places: Where values were lost, as instruments saw it.
-        underflow: What the scale loses; None if nothing was sampled.
-        bounds: Of the policy; None if it has none or they are not known.
+        places: The locations of non-finite values that module hooks observed.
+        underflow: The elements lost at this scale; None if nothing was sampled.
+        bounds: The bounds of the policy; None if it has none or they are unknown.
         first: The first row; None if there is none.
         last: The last row.
         headroom: Bits between the largest gradient of the last finite step and 65504;
-            None if it is not known.
+            None if unknown.
         seconds: From the first row to the last.
     """
 
@@ -86,12 +86,12 @@ class Diagnosis:
         return tuple(finding for finding in self.findings if not finding.normal)
 
     def verdict_as_dict(self) -> dict[str, Any]:
-        """Return the verdict and what it stands on, as `gradscale doctor` prints it."""
+        """Return the state and the findings, as `gradscale doctor` prints them."""
         findings = [finding.as_dict() for finding in self.serious]
         return {"verdict": str(self.health), "findings": findings}
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON has it; numbers may still be NaN or infinite."""
+        """Return the diagnosis as a JSON object; numbers may be NaN or infinite."""
         low, high = self.timeline.range() if self.steps else (None, None)
         return {
             **self.verdict_as_dict(),
@@ -122,12 +122,11 @@ class Diagnosis:
 def diagnose_run(
     run: Run, *, on_steps: Callable[[int], None] | None = None
 ) -> Diagnosis:
-    """Read a run and say what it was like.
+    """Read a run and diagnose it.
 
-    The steps go through the same judge that judges a live run, so the findings are
-    those that were said live; instruments that named a module add where it was. What
-    was said of the same place more than once is one finding, and what was hopeless is
-    not if the run was well after it.
+    The judge is the same as for a live run, so the findings are those that were
+    reported live, with the locations that module hooks observed. Repeated findings of
+    one location are merged, and a hopeless finding is cleared if the run recovered.
 
     >>> import tempfile
     >>> from gradscale.runfile import RunWriter, open_run
@@ -146,7 +145,7 @@ def diagnose_run(
 
     Args:
         run: Open for reading.
-        on_steps: Called now and then with the number of steps read since the last
+        on_steps: Called periodically with the number of steps read since the last
             call.
     """
     meta, events = run.meta, list(run.events())
@@ -163,17 +162,16 @@ def diagnose_run(
     applied = count = 0
     for row in run.steps():
         first = first or row
-        who, lost = NO_TENSORS, None
+        tensors, lost = NO_TENSORS, None
         if row.step in sampled:
-            lost = meter.see(row.step, row.scale, list(run.samples(row.step)))
+            lost = meter.add(row.step, row.scale, list(run.samples(row.step)))
         applied += row.applied
         skipped = is_skipped(row)
         if skipped:
-            who = culprits.at(row.step, weights=row.verdict == _WEIGHTS)
-        record = records.of(row, bool(who.nan), lost)
-        verdict, said = judge.see(record, who.counted)
-        if said:
-            found += said
+            tensors = culprits.at(row.step, weights=row.verdict == _WEIGHTS)
+        record = records.of(row, bool(tensors.nan), lost)
+        verdict, findings = judge.see(record, tensors.counted)
+        found += findings
         if record.finite and record.amax:
             fit = record
         timeline.note(row.step, row.scale, verdict, skipped)

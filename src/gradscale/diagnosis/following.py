@@ -1,4 +1,4 @@
-"""A run that is still going on, read as it grows."""
+"""Reads a run file while the run is still writing it."""
 
 from itertools import islice
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from gradscale.judge.findings import Finding, Health, clear_recovered
 from gradscale.judge.judge import Judge
 from gradscale.runfile import Run, StepRow
 
-# Steps that are read before a viewer gets to see something: about half a second.
+# Steps read per poll: about half a second.
 AT_ONCE = 50_000
 
 
@@ -20,9 +20,9 @@ class Seen(NamedTuple):
     """One new step.
 
     Attributes:
-        row: As the run file has it.
-        verdict: What it means.
-        findings: What there is to say of it; nearly always nothing.
+        row: The row of the run file.
+        verdict: The verdict on it.
+        findings: New findings; empty for nearly every step.
     """
 
     row: StepRow
@@ -31,7 +31,7 @@ class Seen(NamedTuple):
 
 
 class Follower:
-    """Reads what is new in a run, and judges it as a live run is judged.
+    """Reads new steps of a run and judges them as a live run is judged.
 
     >>> import tempfile
     >>> from gradscale.runfile import RunWriter, open_run
@@ -50,14 +50,14 @@ class Follower:
     >>> folder.cleanup()
 
     Attributes:
-        steps: How many were read so far.
-        timeline: Of all of them.
-        findings: All that was said so far.
-        messages: Those of the last look that no step tells.
-        meta: What is known of the run as a whole, as of the last look.
+        steps: Steps read so far.
+        timeline: The timeline of these steps.
+        findings: All findings so far.
+        messages: Recorded messages of the last poll that the judge did not give.
+        meta: The metadata of the run, as of the last poll.
         last: The last row; None if there is none.
-        behind: There may be more to read at once.
-        ended: The run said that it is over, and all of it was read.
+        behind: More rows may be available at once.
+        ended: The run has ended, and all of it was read.
     """
 
     def __init__(self, run: Run) -> None:
@@ -70,7 +70,7 @@ class Follower:
 
     @property
     def health(self) -> Health:
-        """The verdict on the run so far."""
+        """The state of the run so far."""
         return Health.of(clear_recovered(self.findings, self._judge.healthy_at))
 
     @property
@@ -79,16 +79,16 @@ class Follower:
         return self.timeline.skips(self.timeline.first, self.timeline.last)
 
     def poll(self) -> list[Seen]:
-        """Read what is new, 50,000 steps at most.
+        """Read new steps, 50,000 at most.
 
-        A run that went back is read from its beginning.
+        If the run was resumed from an earlier step, it is read from the beginning.
         """
-        # Before the rows: what is written in between is read the next time.
+        # Read before the rows: rows written in between are read by the next poll.
         self.meta = self._run.meta
         ended = self.meta.get("end", {}).get("state", "running") != "running"
         if self._run.last_step < self.timeline.last:
             self._begin()
-        # A step is written before its events: those of a later step are not here yet.
+        # A step is written before its events, so events never precede their step.
         events = list(self._run.events())
         rows = list(islice(self._run.steps(self.timeline.last), AT_ONCE))
         self.behind = len(rows) == AT_ONCE
@@ -96,20 +96,17 @@ class Follower:
         culprits = Culprits(self._run, events) if bad else None
         seen = []
         for row in rows:
-            blamed = culprits is not None and not row.applied
-            weights = row.verdict == Verdict.WEIGHTS_NONFINITE.code
-            who = (
-                culprits.at(row.step, weights=weights)
-                if culprits and blamed
-                else NO_TENSORS
-            )
-            record = self._records.of(row, bool(who.nan))
-            verdict, said = self._judge.see(record, who.counted)
-            self.findings += said
+            tensors = NO_TENSORS
+            if culprits is not None and not row.applied:
+                weights = row.verdict == Verdict.WEIGHTS_NONFINITE.code
+                tensors = culprits.at(row.step, weights=weights)
+            record = self._records.of(row, bool(tensors.nan))
+            verdict, findings = self._judge.see(record, tensors.counted)
+            self.findings += findings
             self.timeline.note(row.step, row.scale, verdict, is_skipped(row))
             self.last = row
             self.steps += 1
-            seen.append(Seen(row, verdict, said))
+            seen.append(Seen(row, verdict, findings))
         self.ended = ended and not self.behind
         known = {finding.code for finding in self.findings}
         self.messages = [] if self.behind else recorded(events, known)

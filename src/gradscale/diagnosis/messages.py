@@ -1,4 +1,4 @@
-"""What a run file was told beside its steps."""
+"""Findings from the events of a run file that the judge does not give."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -8,25 +8,25 @@ from gradscale.judge.findings import Finding
 from gradscale.judge.verdict_table import SEVERITY, codes_where, is_normal
 from gradscale.runfile import EventRow
 
-# Findings that are always hopeless; a recorded one does not say.
+# A recorded finding does not state whether it is hopeless.
 _HOPELESS = codes_where(lambda row: row.hopeless)
 
 
 def recorded(events: Iterable[EventRow], known: set[str]) -> list[Finding]:
-    """Return a finding for each message of the run that the steps do not tell.
+    """Return a finding for each recorded message that the judge did not give.
 
     Args:
-        events: Of the run file.
-        known: The codes that the steps do tell.
+        events: All events of the run file.
+        known: The codes of the findings of the judge.
     """
     first: dict[str, EventRow] = {}
     times: Counter[str] = Counter()
     for event in events:
         if event.code in known or is_normal(event.code):
             continue
-        # Of the codes that a judge gives, events also say who was not finite.
-        told = isinstance(event.data, Mapping) and "what" in event.data
-        if told or event.code not in SEVERITY:
+        # Events with the codes of the judge may also list non-finite tensors.
+        is_finding = isinstance(event.data, Mapping) and "what" in event.data
+        if is_finding or event.code not in SEVERITY:
             first.setdefault(event.code, event)
             times[event.code] += 1
     return [_message(event, times[code]) for code, event in first.items()]
@@ -36,7 +36,7 @@ def _message(event: EventRow, times: int) -> Finding:
     entry = BY_CODE.get(event.code)
     data = event.data if isinstance(event.data, Mapping) else {}
     evidence, advice = data.get("evidence"), data.get("advice")
-    summary = entry.summary if entry else "a message that this version does not know"
+    summary = entry.summary if entry else "a message of a newer version of gradscale"
     known = entry.advice if entry else ()
     seen = evidence if isinstance(evidence, Mapping) else {}
     return Finding(

@@ -1,4 +1,4 @@
-"""The course of a run's scale and verdicts, in a form that can be drawn."""
+"""The scale and the verdicts of a run over its steps, and its phases."""
 
 import math
 from array import array
@@ -17,10 +17,10 @@ VERDICTS = tuple(Verdict)
 _INDEX = {verdict: place for place, verdict in enumerate(VERDICTS)}
 # Steps without the verdict that end a phase.
 QUIET = 10
-# The same of underflow, which is seen where gradients are sampled: each 100th step.
+# The same for underflow, which is detected only in sampled steps: every 100th.
 UNSAMPLED = 128
 STEADY, FALLING = "steady", "falling"
-# Bits by which a scale that has fallen rises until the fall is over.
+# Bits by which a fallen scale must rise to end the fall.
 RISEN = 2.0
 _CALIBRATING = str(Verdict.CALIBRATING)
 
@@ -34,7 +34,7 @@ class Mark(NamedTuple):
 
 
 class Timeline:
-    """The scale at every step, kept as its changes, and the steps that were not ok."""
+    """The scale at every step, stored as its changes, and the steps not ok."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -49,13 +49,13 @@ class Timeline:
     def note(
         self, step: int, scale: float, verdict: Verdict, skipped: bool | None = None
     ) -> None:
-        """Take in one step; steps come in order.
+        """Add one step; steps come in order.
 
         Args:
             step: Its number.
-            scale: What multiplied the loss.
-            verdict: On the step.
-            skipped: It was asked for and not taken; None to go by the verdict.
+            scale: The scale that multiplied the loss.
+            verdict: The verdict on the step.
+            skipped: The step was skipped; None to derive it from the verdict.
         """
         if scale != self._scale:
             if not self._steps:
@@ -66,8 +66,9 @@ class Timeline:
         if verdict is not Verdict.OK:
             self._mark_steps.append(step)
             self._mark_verdicts.append(_INDEX[verdict])
-            told = BY_VERDICT[verdict].skipped if skipped is None else skipped
-            self._mark_skips.append(told)
+            if skipped is None:
+                skipped = BY_VERDICT[verdict].skipped
+            self._mark_skips.append(skipped)
         self.last = step
 
     def at(self, step: int) -> float:
@@ -75,7 +76,7 @@ class Timeline:
         return self._log2[max(0, bisect_right(self._steps, step) - 1)]
 
     def changes(self) -> Iterator[tuple[int, float]]:
-        """Yield the steps at which the scale was another, with its log2."""
+        """Yield the steps at which the scale changed, with its log2."""
         return zip(self._steps, self._log2, strict=True)
 
     def marks(self) -> Iterator[Mark]:
@@ -91,7 +92,7 @@ class Timeline:
         return Mark(step, self.at(step), VERDICTS[self._mark_verdicts[-1]])
 
     def verdicts(self, steps: int) -> dict[Verdict, int]:
-        """Return how often each verdict was given in a run of so many steps."""
+        """Return the number of steps with each verdict, in a run of `steps` steps."""
         counts = Counter(self._mark_verdicts)
         counts[_INDEX[Verdict.OK]] = steps - len(self._mark_verdicts)
         return {
@@ -101,15 +102,16 @@ class Timeline:
         }
 
     def skips(self, first: int, last: int) -> int:
-        """Return how many steps from `first` to `last` were skipped."""
+        """Return the number of skipped steps from `first` to `last`."""
         begin = bisect_left(self._mark_steps, first)
         end = bisect_right(self._mark_steps, last)
         return sum(self._mark_skips[begin:end])
 
     def falls(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Yield where the scale falls for good, from the skip before to the lowest.
+        """Yield the falls of the scale: the skip before each, and its lowest point.
 
-        By more than the swings of a healthy run, and until it has risen again.
+        A fall is deeper than the swings of a healthy run and lasts until the scale has
+        risen again.
         """
         peak, begin, lowest, end = -math.inf, first, math.inf, 0
         place = max(0, bisect_right(self._steps, first) - 1)
@@ -148,13 +150,13 @@ class Timeline:
 
 @dataclass(kw_only=True)
 class Phase:
-    """A part of a run with one thing to be said of it.
+    """A part of a run with uniform behaviour.
 
     Attributes:
-        name: "steady", "falling" of the scale, or the verdict that it is marked by.
+        name: "steady", "falling" for the scale, or the verdict that dominates it.
         first: Its first step.
         last: Its last step.
-        skipped: Steps among them that were asked for and not taken.
+        skipped: Steps among them that were skipped.
         scale_from: The scale at its beginning.
         scale_to: The scale at its end.
     """
@@ -167,18 +169,18 @@ class Phase:
     scale_to: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the phase as JSON has it."""
+        """Return the phase as a JSON object."""
         return asdict(self)
 
 
 def phases_of(timeline: Timeline) -> tuple[Phase, ...]:
-    """Cut a run into phases.
+    """Divide a run into phases.
 
-    A phase of trouble is three or more steps of one verdict with fewer than ten others
-    between two of them, more where only samples tell; skips that lead up to it without
-    a gap belong to it. One step is enough for verdicts that say something of those
-    before it. Between them the scale falls, by more than the swings of a healthy run,
-    or is steady. Calibration begins with the run.
+    A phase of trouble has three or more steps of one verdict with fewer than ten other
+    steps between two of them, or 128 for verdicts of sampled steps; skips directly
+    before it belong to it. One step is enough for verdicts that depend on the steps
+    before. Between these phases the scale falls, by more than the swings of a healthy
+    run, or is steady. Calibration begins with the run.
     """
     if not timeline.last:
         return ()
@@ -199,7 +201,7 @@ def phases_of(timeline: Timeline) -> tuple[Phase, ...]:
 
 
 def _untroubled(timeline: Timeline, first: int, last: int) -> Iterator[Phase]:
-    """Yield the phases of a piece in which no verdict stands out."""
+    """Yield the phases of a part without a phase of trouble."""
     for begin, end in timeline.falls(first, last):
         if begin > first:
             yield _phase(timeline, STEADY, first, begin - 1)
@@ -210,7 +212,7 @@ def _untroubled(timeline: Timeline, first: int, last: int) -> Iterator[Phase]:
 
 
 def _stretches(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
-    """Yield name, first and last step of everything that is not steady."""
+    """Yield name, first and last step of each phase of trouble."""
     verdict, first, last, steps = Verdict.OK, 0, 0, 0
     row_begin = before = -1
     for mark in timeline.marks():
@@ -226,7 +228,7 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
         if _lasting(verdict, steps):
             yield str(verdict), first, last
         verdict, first, last, steps = mark.verdict, row_begin, mark.step, 1
-        # What follows another trouble at once begins where that has ended.
+        # A phase directly after another one begins where that one ends.
         row_begin = mark.step
     if _lasting(verdict, steps):
         yield str(verdict), first, last

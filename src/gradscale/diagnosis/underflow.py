@@ -1,4 +1,4 @@
-"""What the scale loses at the small end, and what another would lose."""
+"""Elements lost to float16 underflow, at the scale of a run and at others."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,19 +18,18 @@ from gradscale.core.formatting import percent, power
 from gradscale.judge.build import SPARE_BITS
 from gradscale.runfile import LOWEST_EXPONENT, SampleRow
 
-# Other scales that the table shows, in bits from the present one.
+# Other scales of the table, in bits from the present one.
 SHIFTS = (-8, -4, 4, 8)
-# How the gradient of a module's output is named: not a parameter's.
+# Suffix of the gradients of module outputs, which are not parameters.
 _ACTIVATION = " (output)"
 
 
 def lost_at(seen: Histogram, shift: int) -> float | None:
-    """Return the share that a scale 2^shift times as high loses; None if it overflows.
+    """Return the share lost at 2^shift times the scale; None if elements overflow.
 
-    How far below 2^-24 the smallest elements are, a run file does not say. For a
-    higher scale their number is taken to fall by the same factor from bin to bin, such
-    that it goes on where the first bin ends. Histograms fall faster than that, so this
-    errs upwards.
+    A run file does not resolve elements below 2^-24. For a higher scale their number is
+    extrapolated by a constant factor from bin to bin, that of the first bin. Histograms
+    fall faster, so this is an upper bound.
 
     >>> seen = Histogram(1.0, 0, 4, -24, (4, 1, *(0,) * 36, 7, 0), 0, 0)
     >>> lost_at(seen, 0), lost_at(seen, -2), lost_at(seen, 1), lost_at(seen, 2)
@@ -47,19 +46,19 @@ def lost_at(seen: Histogram, shift: int) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Lost:
-    """What one tensor loses. Zeros that backward has flushed are estimated.
+    """The losses of one tensor. Zeros flushed in backward are estimated.
 
     Attributes:
-        tensor: Its name; empty for all together.
-        elements: How many it has.
-        zeros: The share of them that is exactly 0, for whatever reason.
-        flushed: The share of them that is 0 and probably was flushed in backward.
-        lost: The share that is too small for float16, of those that are not truly 0:
-            what is below 2^-24, and what was flushed.
-        subnormal: The share of those that are not 0 that has fewer digits.
-        at: What would be lost at another scale, by its distance in bits; None where
-            something would overflow. Missing where nobody can tell: what becomes of
-            a gradient of zeros at a higher scale.
+        tensor: Its name; empty for all tensors together.
+        elements: The number of elements.
+        zeros: The share of elements that are exactly 0, for whatever reason.
+        flushed: The share of elements that were probably flushed to 0 in backward.
+        lost: The share too small for float16, among elements that are not true zeros:
+            those below 2^-24 and those flushed.
+        subnormal: The share of subnormal elements among those that are not 0.
+        at: The share lost at another scale, by its distance in bits; None if elements
+            would overflow. Absent if unknown, as for an all-zero gradient at a higher
+            scale.
     """
 
     tensor: str
@@ -72,22 +71,21 @@ class Lost:
 
     @property
     def empty(self) -> bool:
-        """All of its elements are 0."""
+        """True if all elements are 0."""
         return self.zeros == 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Underflow:
-    """What the present scale loses, and what another would.
+    """The losses at the present scale and at others.
 
     Attributes:
         step: The last step that was sampled and finite.
-        samples: How many steps were sampled.
-        seen: The gradients of that step, all together; the scale is in it.
-        whole: What all tensors together lose.
-        tensors: What each tensor loses: those of zeros alone first, then the one
-            that loses most.
-        advice: Whether another scale would lose less, in a line.
+        samples: The number of sampled steps.
+        seen: The histogram of all gradients of that step.
+        whole: The losses of all tensors together.
+        tensors: The losses of each tensor: all-zero ones first, then by share lost.
+        advice: One line: keep the scale, or raise it.
     """
 
     step: int
@@ -103,7 +101,7 @@ class Underflow:
         return self.seen.scale
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the table as JSON has it."""
+        """Return the table as a JSON object."""
         return {
             "step": self.step,
             "samples": self.samples,
@@ -117,14 +115,14 @@ class Underflow:
 
 @dataclass
 class Meter:
-    """Reads samples in the order of steps and keeps what the table needs."""
+    """Reads samples in the order of steps and builds the table."""
 
     _samples: int = 0
     _step: int = 0
     _parts: dict[str, Histogram] = field(default_factory=dict)
 
-    def see(self, step: int, scale: float, rows: Sequence[SampleRow]) -> float | None:
-        """Take in the samples of one step; return the share of all that is lost."""
+    def add(self, step: int, scale: float, rows: Sequence[SampleRow]) -> float | None:
+        """Add the samples of one step; return the share of elements lost."""
         parts = {
             row.tensor: histogram_of(row.sample, scale)
             for row in rows
@@ -145,13 +143,13 @@ class Meter:
         parts = list(self._parts.values())
         whole = pooled(parts)
         tallies = [tally_of(part) for part in parts]
-        # Of each tensor, at the present scale and at the higher ones.
+        # For each tensor, at the present scale and at higher ones.
         hidden = {
             shift: hidden_zeros(tallies, shift) for shift in (0, *SHIFTS) if shift >= 0
         }
         tensors = [
-            _lost(name, part, {shift: each[place] for shift, each in hidden.items()})
-            for place, (name, part) in enumerate(self._parts.items())
+            _lost(name, part, {shift: each[index] for shift, each in hidden.items()})
+            for index, (name, part) in enumerate(self._parts.items())
         ]
         tensors.sort(key=lambda each: (not each.empty, -each.lost, -each.subnormal))
         unknown = any(each.empty and each.flushed for each in tensors)
@@ -172,13 +170,13 @@ def _lost(
     """Return the row of a tensor.
 
     Args:
-        name: Of the tensor.
-        seen: What it looks like.
-        hidden: How many of its zeros were flushed, at the present scale and higher.
-        unknown: Some part of it is nothing but zeros that were flushed.
+        name: The name of the tensor.
+        seen: Its histogram.
+        hidden: The number of flushed zeros, at the present scale and higher ones.
+        unknown: Some tensor consists only of flushed zeros.
     """
     flushed, total = hidden[0], max(seen.total, 1)
-    # Truly 0 are the others.
+    # The other zeros are true zeros.
     every = max(seen.nonzero + flushed, 1)
     unknown = unknown or (flushed > 0 and not seen.nonzero)
     at: dict[int, float | None] = {}
@@ -201,29 +199,29 @@ def _lost(
 
 
 def _advice(seen: Histogram, tallies: Sequence[Tally], *, unknown: bool) -> str:
-    """Return the line of advice: as much scale as fits, if some is lost.
+    """Return the line of advice: the largest scale that fits, if elements are lost.
 
-    That is what GS209 advises too: how far below float16 the smallest elements are, a
-    run file does not say, so that no smaller scale is known to be enough.
+    This agrees with GS209. A run file does not resolve elements below 2^-24, so no
+    smaller scale is known to be sufficient.
     """
     here, now = power(seen.scale), lost_share(tallies)
     highest = largest_scale(seen)
     if highest is None:
-        return f"S = {here}: every element is 0, which tells nothing"
+        return f"S = {here}: every element is 0, so no scale can be recommended"
     bits = shift_between(seen.scale, highest) - SPARE_BITS
     if now <= TOLERATED:
         little = f"about {percent(now)} of the elements" if now else "no element"
-        return f"S = {here} loses {little}, and up to {power(highest)} none overflows"
+        return f"S = {here} loses {little}; none overflows up to {power(highest)}"
     lost = f"about {percent(now)} of the elements are lost at S = {here}"
     if bits < SPARE_BITS:
         return (
-            f"{lost}, and a higher scale would overflow: keep the layers with the "
+            f"{lost}, but a higher scale would overflow: keep the layers with the "
             "largest gradients in float32, or train in bfloat16"
         )
     raised = f"{lost}: raise it to {power(seen.scale * 2.0**bits)}"
     if unknown:
-        return f"{raised}; what appears there of the tensors of zeros shows only then"
+        return f"{raised}; the effect on the all-zero tensors is unknown"
     hidden = sum(hidden_zeros(tallies, bits))
     every = seen.nonzero + sum(hidden_zeros(tallies))
     there = ((lost_at(seen, bits) or 0.0) * seen.nonzero + hidden) / max(every, 1)
-    return f"{raised}, where it would be about {percent(there)}"
+    return f"{raised}, where about {percent(there)} would be lost"

@@ -7,12 +7,12 @@ overload: `softmax`, `masked_fill`, `layer_norm`.
 from collections.abc import Callable
 from typing import NamedTuple
 
-# The smallest float16 above 0 is 2**-24; anything below half of it is 0, and what is
-# above becomes a divisor that overflows.
+# The smallest float16 above 0 is 2**-24; values below half of it round to 0, and values
+# above it are divisors that overflow.
 SMALLEST_HALF = 2.0**-24
-# float16 has 11 bits: 1 - x is 1 if x is at most half the step below 1.
+# float16 has 11 bits: 1 - x rounds to 1 if x is at most half the step below 1.
 ROUNDS_TO_ONE = 2.0**-12
-# Masks from here on leave no room for a score in float16, whose largest is 65504.
+# Masks from here on plus a score overflow float16, whose largest value is 65504.
 LARGE_MASK = -6.0e4
 
 HALF = "float16"
@@ -38,14 +38,14 @@ class Range(NamedTuple):
 
 
 class Maker(NamedTuple):
-    """An operation that made an input, with the numbers written in its call."""
+    """An operation that produced an input, with the constants of its call."""
 
     operation: str
     constants: tuple[float, ...] = ()
 
 
 class Evidence(NamedTuple):
-    """What is known of the operation in which a value stopped being finite.
+    """The known properties of the operation that produced a non-finite value.
 
     Attributes:
         operation: Its name.
@@ -53,8 +53,8 @@ class Evidence(NamedTuple):
         kind: "inf" or "nan".
         dtype: Of the value that is not finite, such as "float16".
         inputs: The finite range of each input of the forward operation.
-        constants: The numbers written in the call.
-        makers: The operations its inputs came from, the nearest first.
+        constants: The constants of the call.
+        makers: The operations that produced its inputs, the nearest first.
         inf_before: An input was already infinite.
         module: The class of the module it ran in.
     """
@@ -71,11 +71,11 @@ class Evidence(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A known way to lose a value, and the form that does not.
+    """A known unsafe operation and its safe form.
 
     Attributes:
-        name: Stable, for programs.
-        what: One sentence: what happens.
+        name: A stable identifier.
+        what: One sentence: the failure.
         instead: One sentence: the safe form.
     """
 
@@ -85,7 +85,7 @@ class Pattern(NamedTuple):
 
 
 def recognise(seen: Evidence) -> Pattern | None:
-    """Return the first pattern that explains the evidence, None if none does. Pure.
+    """Return the first pattern that matches the evidence; None if none does. Pure.
 
     >>> before = (Maker("softmax"),)
     >>> recognise(Evidence("log", "forward", "inf", "float16", makers=before)).name
@@ -108,7 +108,7 @@ def log_of_sigmoid(seen: Evidence) -> bool:
 
 
 def rounds_to_one(seen: Evidence) -> bool:
-    """A bound just below 1 that is 1 in float16."""
+    """A bound just below 1 that rounds to 1 in float16."""
     limits = {"clamp", "clamp_max", "mul", "sub", "rsub", "minimum"}
     near_one = any(
         abs(abs(constant) - 1.0) <= ROUNDS_TO_ONE and abs(constant) != 1.0
@@ -153,7 +153,7 @@ def division_by_zero(seen: Evidence) -> bool:
 
 
 def large_mask(seen: Evidence) -> bool:
-    """A mask at the end of the range of float16."""
+    """A mask at the limit of the float16 range."""
     # The sign of a number may be in the operation, as in x - 65504.
     numbers = [-abs(constant) for constant in seen.constants]
     numbers += [each.low for each in seen.inputs]
@@ -166,7 +166,7 @@ def large_mask(seen: Evidence) -> bool:
 
 
 def masked_row(seen: Evidence) -> bool:
-    """A softmax made NaN of a row that was -inf."""
+    """A softmax of a row of -inf."""
     attends = seen.operation in SOFTMAXES or "dot_product" in seen.operation
     return attends and seen.kind == "nan" and seen.inf_before
 
@@ -185,29 +185,29 @@ def sqrt_at_zero(seen: Evidence) -> bool:
     root = seen.operation == "sqrt" or (
         seen.operation == "pow" and any(0.0 < c < 1.0 for c in seen.constants)
     )
-    # Backward may not know the input: nowhere else is the gradient of a root infinite.
+    # The input may be unknown in backward: only at 0 is the gradient infinite.
     at_zero = not seen.inputs or any(each.low == 0.0 for each in seen.inputs)
     return root and seen.direction == "backward" and at_zero
 
 
 def negative_base(seen: Evidence) -> bool:
-    """A root or a broken power of a negative number."""
+    """A root or a fractional power of a negative number."""
     negative = any(each.low < 0.0 for each in seen.inputs)
     return seen.operation in {"pow", "sqrt"} and seen.kind == "nan" and negative
 
 
 def power_overflow(seen: Evidence) -> bool:
-    """A power that left the range."""
+    """A power that overflowed."""
     return seen.operation in {"pow", "square"} and seen.kind == "inf"
 
 
 def exp_overflow(seen: Evidence) -> bool:
-    """An exponential that left the range."""
+    """An exponential that overflowed."""
     return seen.operation in EXPONENTIALS and seen.kind == "inf"
 
 
 def arc_at_one(seen: Evidence) -> bool:
-    """An arc function at the end of its domain."""
+    """An inverse trigonometric function at the end of its domain."""
     return seen.operation in ARCS
 
 
@@ -256,16 +256,16 @@ def _divisor_has_zero(seen: Evidence) -> bool:
     return bool(seen.inputs) and seen.inputs[-1].low <= 0.0 <= seen.inputs[-1].high
 
 
-# The more particular comes before the more general.
+# Specific patterns come before general ones.
 PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
     (
         masked_row,
         Pattern(
             "masked_row",
-            "A row of the softmax is masked everywhere: all its scores are -inf, and "
-            "-inf minus -inf is NaN.",
-            "Leave one place of every row open, or mask with a finite number such as "
-            "-1e4 and set the masked rows of the result to 0.",
+            "A row of the softmax is fully masked: all its scores are -inf, and -inf "
+            "minus -inf is NaN.",
+            "Leave one position of every row unmasked, or mask with a finite number "
+            "such as -1e4 and set the masked rows of the result to 0.",
         ),
     ),
     (
@@ -290,8 +290,8 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
         Pattern(
             "rounds_to_one",
             "A bound such as 1 - 1e-6 is 1 in float16, whose step below 1 is 2^-11, so "
-            "the value it should keep away from 1 arrives there.",
-            "Take the bound and what follows in float32, or use 1 - 1e-3.",
+            "the value is not kept away from 1.",
+            "Compute the bound and the operation in float32, or use 1 - 1e-3.",
         ),
     ),
     (
@@ -300,7 +300,7 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
             "log_with_tiny_eps",
             "The eps inside the logarithm is below 6e-8 and is 0 in float16: log(0) is "
             "-inf.",
-            "Take it in float32 with an eps of at least 1e-4, whose inverse is the "
+            "Compute it in float32 with an eps of at least 1e-4, whose inverse is the "
             "largest gradient: torch.log(x.float() + 1e-4).",
         ),
     ),
@@ -310,7 +310,8 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
             "log_at_zero",
             "The logarithm of 0 is -inf and that of a negative number NaN; so is its "
             "gradient.",
-            "Take it in float32 of x.clamp(min=1e-4): the gradient is the inverse.",
+            "Compute it in float32 from x.clamp(min=1e-4): the gradient is the "
+            "inverse.",
         ),
     ),
     (
@@ -336,17 +337,17 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
         large_mask,
         Pattern(
             "large_mask",
-            "A mask of -65504 or beyond leaves float16 no room: with the score added "
-            "it is -inf.",
-            "Mask with -1e4, or masked_fill with -inf and no row masked everywhere, or "
-            "add the mask in float32.",
+            "A mask of -65504 or below is at the limit of float16: adding the score "
+            "gives -inf.",
+            "Mask with -1e4, or use masked_fill with -inf without fully masked rows, "
+            "or add the mask in float32.",
         ),
     ),
     (
         half_norm,
         Pattern(
             "half_norm",
-            "The squares inside a normalisation leave float16 from 256 on.",
+            "The squares inside a normalisation overflow float16 from 256 on.",
             "Normalise in float32: layer(x.float()).to(x.dtype), or let autocast do "
             "it and keep the layer's weights in float32.",
         ),
@@ -364,7 +365,7 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
         negative_base,
         Pattern(
             "negative_base",
-            "A root or a broken power of a negative number is NaN.",
+            "A root or a fractional power of a negative number is NaN.",
             "Use x.clamp(min=0), or x.abs() if the sign does not matter.",
         ),
     ),
@@ -373,8 +374,8 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
         Pattern(
             "arc_at_one",
             "acos, asin and atanh have an infinite slope at 1 and -1, and rounding "
-            "brings values there, or past it.",
-            "Take them in float32 of x.clamp(-1 + 1e-6, 1 - 1e-6), or use atan2.",
+            "moves values there, or beyond.",
+            "Compute them in float32 from x.clamp(-1 + 1e-6, 1 - 1e-6), or use atan2.",
         ),
     ),
     (
@@ -398,15 +399,15 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
         power_overflow,
         Pattern(
             "power_overflow",
-            "A power leaves the range: the square of 256 is already beyond float16.",
-            "Take the power in float32, or divide before it.",
+            "A power overflows: the square of 256 already exceeds float16.",
+            "Compute the power in float32, or divide before it.",
         ),
     ),
     (
         exp_overflow,
         Pattern(
             "exp_overflow",
-            "exp(11.1) is beyond float16 and exp(88.8) beyond float32.",
+            "exp(11.1) exceeds float16 and exp(88.8) exceeds float32.",
             "Subtract the largest exponent first, use logsumexp or softmax, or clamp "
             "the exponent.",
         ),
@@ -415,25 +416,25 @@ PATTERNS: tuple[tuple[Callable[[Evidence], bool], Pattern], ...] = (
         half_sum,
         Pattern(
             "half_sum",
-            "A sum over many float16 elements, or its running form, passes 65504.",
-            "Pass dtype=torch.float32 to the sum, or take the mean of x.float().",
+            "A sum or a cumulative sum of float16 elements exceeds 65504.",
+            "Pass dtype=torch.float32 to the sum, or compute the mean of x.float().",
         ),
     ),
     (
         half_product,
         Pattern(
             "half_product",
-            "The products are summed in float32, and the result is beyond 65504 when "
-            "it is stored as float16.",
-            "Run this module in float32 or bfloat16, or make its inputs or weights "
-            "smaller by a factor that is given back later.",
+            "The products are summed in float32, and the result exceeds 65504 when it "
+            "is stored as float16.",
+            "Run this module in float32 or bfloat16, or divide its inputs or weights "
+            "by a factor that is multiplied back later.",
         ),
     ),
     (
         cast,
         Pattern(
             "cast_overflow",
-            "A value beyond 65504 was cast to float16.",
+            "A value above 65504 was cast to float16.",
             "Keep it in float32, or cast to bfloat16.",
         ),
     ),
