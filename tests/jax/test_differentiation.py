@@ -317,7 +317,7 @@ def test_what_holds_no_scale_is_refused(carrier):
         scaled_value_and_grad(full_loss)(carrier, WEIGHTS, BATCH)
     text = str(caught.value)
     assert f"There is no state of loss_scaled in this {type(carrier).__name__}" in text
-    assert "Pass what its init() or update() returned" in text
+    assert "Pass the result of its init() or update()" in text
     assert text.endswith("[GS302]")
 
 

@@ -53,7 +53,7 @@ def test_no_mask_chooses_every_leaf():
         lambda tree: {"amax": False, "layers": True},
         lambda tree: jax.tree.map(lambda leaf: leaf > 0.0, tree),
     ],
-    ids=["tree", "upper part", "function of an upper part", "function of the tree"],
+    ids=["tree", "prefix", "function that returns a prefix", "function of the tree"],
 )
 def test_a_mask_says_of_each_leaf_whether_it_is_a_gradient(mask):
     assert chosen(TREE, mask) == [False, True, True]
@@ -104,7 +104,7 @@ def test_a_mask_of_another_structure_is_refused(mask):
     assert "mask does not fit the gradients" in text_of(caught)
     assert ".." not in text_of(caught)
     assert "\n" not in text_of(caught)
-    assert "it must have their structure, or the upper part" in text_of(caught)
+    assert "it must have their structure, or a prefix" in text_of(caught)
     assert "Pass a tree of True and False" in text_of(caught)
     assert text_of(caught).endswith("[GS101]")
 

@@ -552,8 +552,8 @@ def test_two_leaves_that_differ_in_shape_are_named():
     with pytest.raises(ConfigError) as error:
         ours.select_tree(True, a, b)
     assert str(error.value) == (
-        "w.0 has shape (2,) on one side and () on the other. Stretched to fit, one of "
-        "them would not be what it was. Pass two trees whose leaves have the same "
+        "w.0 has shape (2,) on one side and () on the other. Broadcasting would "
+        "change one of them. Pass two trees whose leaves have the same "
         "shapes. [GS101]"
     )
 

@@ -178,7 +178,7 @@ def test_what_is_no_norm_to_clip_to_is_refused(max_norm):
     text = str(caught.value)
     assert f"max_norm={max_norm!r} is not a norm to clip to." in text
     assert "it must be a positive, normal f32" in text
-    assert "Pass 1.0, say, or None" in text
+    assert "Pass 1.0, for instance, or None" in text
     assert text.endswith("[GS101]")
 
 

@@ -151,7 +151,7 @@ NO_PAIRS = (
 )
 BOTH_STRINGS = (
     "A pattern is compared with the path of a leaf and a dtype is looked up by its "
-    "name, so both must be strings. Pass keep={'*norm*': 'f32'}, say. [GS101]"
+    "name, so both must be strings. Pass for instance keep={'*norm*': 'f32'}. [GS101]"
 )
 TWICE = (
     "twice. Case is ignored and the first match wins, so the second would never be "
@@ -394,7 +394,7 @@ def test_a_misspelt_pattern_is_named_beside_the_paths_there_are():
     with pytest.raises(ConfigError) as error:
         Precision("c=f16", keep={"*norm*": "f32", "*nrom*": "f32"}).check(TREE)
     assert str(error.value) == (
-        "keep decides for no leaf with '*nrom*'. What it is meant for gets another "
+        "keep decides for no leaf with '*nrom*'. The leaves meant get another "
         "dtype: no array has such a path, or a pattern before it matches first. The "
         "tree has LayerNorm_0.scale, layers.0.dense.weight, layers.0.norm.weight. "
         "Correct the pattern, move it up, or remove it. [GS101]"

@@ -151,7 +151,7 @@ def test_a_tree_without_a_state_is_refused(read, tree):
     text = str(caught.value)
     assert f"There is no state of loss_scaled in this {type(tree).__name__}." in text
     assert "The scale lives in the state of the optimizer" in text
-    assert "Pass what its init() or update() returned" in text
+    assert "Pass the result of its init() or update()" in text
     assert "a checkpoint must be restored into such a state" in text
     assert text.endswith("[GS302]")
 
@@ -338,7 +338,7 @@ def test_a_collapse_is_raised_with_its_figures():
     assert "fallen to its floor of 0.25" in text
     assert "3 steps in a row up to step 5" in text
     assert "A lower scale cannot help" in text
-    assert "Look at culprits(last(opt_state), params)" in text
+    assert "Check culprits(last(opt_state), params)" in text
     assert text.endswith("[GS202]")
 
 

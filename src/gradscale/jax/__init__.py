@@ -1,4 +1,4 @@
-"""Loss scaling for JAX: pure functions, and a wrapper for optax optimizers.
+"""Loss scaling for JAX: pure functions, a wrapper for optax optimizers, a recorder.
 
 >>> import jax, optax
 >>> from gradscale import DynamicScale

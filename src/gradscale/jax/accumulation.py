@@ -1,4 +1,4 @@
-"""Accumulation of gradients that may overflow."""
+"""Gradient accumulation that recovers from an overflow."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ import optax
 class MultiSteps(optax.MultiSteps):
     """`optax.MultiSteps` around `loss_scaled`: one decision for several micro-batches.
 
-    Optax empties its accumulator by multiplying it with 0, so that one inf stays in it
-    as NaN for ever and every later step is skipped. Here it is emptied. Otherwise the
-    same: all arguments, the state, `has_updated`.
+    Optax clears its accumulator by multiplying it with 0, so that one inf stays in it
+    as NaN and every later step is skipped. This class sets it to zeros. All else is
+    unchanged: arguments, state, `has_updated`.
 
-    The scale moves once in `every_k_schedule` micro-batches, and all of them are
-    multiplied by the same one.
+    The scale moves once in `every_k_schedule` micro-batches, which are all multiplied
+    by the same scale.
 
     >>> from gradscale import DynamicScale
     >>> from gradscale.jax import loss_scaled

@@ -1,4 +1,4 @@
-"""Named axes: over which of them a value differs, and how all agree on it."""
+"""Named axes: the axes over which a value varies, and reductions over them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-# What `axis_name` may be: one axis of pmap, vmap or shard_map, or several.
+# The type of `axis_name`: one axis of pmap, vmap or shard_map, or several.
 AxisName = Any
 
 
 class Axes(NamedTuple):
-    """The axes over which devices agree.
+    """The axes over which devices reduce.
 
     Attributes:
         names: All of them.
-        tracked: Those of which JAX knows what varies: shard_map with check_vma.
+        tracked: Those whose varying values JAX tracks: shard_map with check_vma.
     """
 
     names: tuple[Any, ...]
@@ -40,7 +40,7 @@ def axes_of(axis_name: AxisName) -> Axes:
     if axis_name is None:
         return Axes((), frozenset())
     names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    # The index of a device varies by nature: if JAX does not say so, it tracks nothing.
+    # The index of a device always varies: if JAX does not mark it, it tracks nothing.
     tracked = [name for name in names if name in _varying(lax.axis_index(name))]
     return Axes(names, frozenset(tracked))
 

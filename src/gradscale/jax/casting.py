@@ -8,7 +8,7 @@ import numpy as np
 
 from gradscale.errors import ConfigError
 
-# The first name of each is the one that is printed.
+# The first name of each is printed.
 DTYPE_NAMES: dict[Any, tuple[str, ...]] = {
     jnp.bfloat16: ("bf16", "bfloat16"),
     jnp.float16: ("f16", "float16"),
@@ -19,7 +19,7 @@ _BY_NAME = {name: dtype for dtype, names in DTYPE_NAMES.items() for name in name
 
 
 def half_dtype() -> Any:
-    """Return the half precision that the default device is fast in."""
+    """Return the half-precision dtype that the default device supports best."""
     on_tpu = jax.local_devices()[0].platform == "tpu"
     return jnp.bfloat16 if on_tpu else jnp.float16
 
@@ -53,7 +53,7 @@ def is_float_array(leaf: Any) -> bool:
 
 
 def cast_floats(tree: Any, dtype: Any) -> Any:
-    """Cast the floating-point arrays of a tree; all other leaves stay as they are.
+    """Cast the floating-point arrays of a tree; all other leaves are unchanged.
 
     >>> cast_floats({"w": jnp.ones(2), "step": 3}, jnp.float16)["w"].dtype.name
     'float16'

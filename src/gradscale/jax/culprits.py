@@ -1,4 +1,4 @@
-"""Which leaves were not finite."""
+"""The names of the leaves that were not finite."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,12 +17,12 @@ def culprits(seen: Any, params: Any = None) -> tuple[str, ...]:
     """Return the names of the leaves that were not finite. Waits for the device.
 
     Args:
-        seen: What `observe` or `last` returned, or any tree of arrays.
+        seen: The result of `observe` or `last`, or any tree of arrays.
         params: The parameters, whose paths are the names; needed with `last`, which
             keeps figures only.
 
     Raises:
-        ConfigError: `params` is missing, or is not what the gradients belong to.
+        ConfigError: `params` is missing, or is another tree than that of the gradients.
 
     >>> from gradscale.jax import observe
     >>> culprits(observe({"head": jnp.array([1.0, jnp.nan]), "tail": jnp.ones(2)}))

@@ -27,21 +27,21 @@ def value_and_grad(
     """Return a function that gives the loss and the unscaled gradients.
 
     The loss is scaled before it is differentiated, and the gradients are cast to f32
-    before they are divided, so that nothing underflows on the way. The loss is
-    returned as `fun` made it. For an optimizer made with `loss_scaled`, which unscales
+    before they are divided, so that no element underflows. The loss is returned
+    unscaled. For an optimizer made with `loss_scaled`, which unscales
     by itself, use `scaled_value_and_grad`.
 
     Args:
-        fun: Returns the loss, or the loss and something else if `has_aux`.
+        fun: Returns the loss, or the loss and auxiliary data if `has_aux`.
         argnums: Which positional arguments to differentiate with respect to.
         has_aux: `fun` returns a pair.
         mask: True for scaled gradients; see `unscale`.
-        using: What differentiates: `jax.value_and_grad`, `nnx.value_and_grad` or
-            `eqx.filter_value_and_grad`.
+        using: The function that differentiates: `jax.value_and_grad`,
+            `nnx.value_and_grad` or `eqx.filter_value_and_grad`.
 
     Returns:
         A function of a policy's state, then the arguments of `fun`, by position or
-        by keyword. It returns what `jax.value_and_grad(fun)` returns.
+        by keyword. Its results are those of `jax.value_and_grad(fun)`.
 
     >>> import jax.numpy as jnp
     >>> from gradscale import DynamicScale
@@ -71,28 +71,28 @@ def scaled_value_and_grad(
 ) -> Callable[..., Any]:
     """Return a function that gives the loss and the gradients of the scaled loss.
 
-    The gradients are what `update` of an optimizer made with `loss_scaled` wants. The
-    loss is returned as `fun` made it, not scaled.
+    The gradients are those that `update` of an optimizer made with `loss_scaled`
+    expects. The loss is returned unscaled.
 
     Args:
         fun, argnums, has_aux, using: As in `value_and_grad`.
 
     Returns:
-        A function of whatever holds the scale (the state of the optimizer, a policy's
+        A function of the holder of the scale (the state of the optimizer, a policy's
         state, a number), then the arguments of `fun`.
 
     >>> loss, grad = scaled_value_and_grad(lambda w: w * w)(8.0, 3.0)
     >>> float(loss), float(grad)
     (9.0, 48.0)
     """
-    # Not every library's function knows argnums.
+    # Not every library's function has argnums.
     where = {} if argnums == 0 else {"argnums": argnums}
 
     @functools.wraps(fun)
     def differentiated(carrier: Any, /, *args: Any, **kwargs: Any) -> Any:
         factor = scale_of(carrier)
 
-        # The loss itself rides along: dividing it out again could round or overflow.
+        # The loss is passed along: dividing by the scale could round or overflow.
         def scaled_loss(*args: Any, **kwargs: Any) -> Any:
             value = fun(*args, **kwargs)
             return scale(value[0] if has_aux else value, factor), value
@@ -104,9 +104,9 @@ def scaled_value_and_grad(
 
 
 def with_own_signature(wrapper: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a wrapper that no longer claims the signature of what it wraps.
+    """Return a wrapper without the signature of the wrapped function.
 
-    It takes one argument more, and `jax.jit` counts static_argnames by signature.
+    It has one argument more, and `jax.jit` counts static_argnames by signature.
     """
     del wrapper.__wrapped__  # type: ignore[attr-defined]  # set by functools.wraps
     return wrapper

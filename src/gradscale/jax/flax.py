@@ -1,13 +1,13 @@
 """A drop-in for flax's dynamic scale: `from gradscale.jax.flax import DynamicScale`.
 
-The class of `flax.training.dynamic_scale`, except for what follows.
+The class of `flax.training.dynamic_scale`, with these differences.
 
 - The scale grows on the growth_interval-th finite step in a row, not on the next one.
 - A scale that the loss's dtype cannot hold is lowered before it is used: an f16 loss
   does not waste its first step on 2^16.
 - Growth ends at 2^126. Beyond, the inverse is not a normal f32, and a device that
   flushes such numbers would turn every gradient to 0.
-- The loss comes back as the function gave it, and keyword arguments reach the function.
+- The loss is returned unscaled, and keyword arguments are passed to the function.
 - A jitted step is traced once over a run.
 """
 
@@ -28,12 +28,12 @@ __all__ = ["DynamicScale", "DynamicScaleResult"]
 
 
 class DynamicScaleResult(NamedTuple):
-    """What one step gave.
+    """The result of one step.
 
     Attributes:
         dynamic_scale: The `DynamicScale` for the next step.
         finite: bool[], every gradient element on every replica is finite.
-        aux: The loss as the function gave it, or the pair of loss and auxiliary data.
+        aux: The unscaled loss, or the pair of loss and auxiliary data.
         grad: The unscaled gradients, f32 or wider.
     """
 
@@ -46,8 +46,8 @@ class DynamicScaleResult(NamedTuple):
 class DynamicScale(struct.PyTreeNode):
     """Grow after a quiet interval, back off when a gradient is not finite.
 
-    The rule is that of `gradscale.DynamicScale`. A step that is not finite is left out
-    by the caller: `jnp.where(finite, new, old)` over parameters and optimizer state.
+    The rule is that of `gradscale.DynamicScale`. The caller skips a step that is not
+    finite: `jnp.where(finite, new, old)` over parameters and optimizer state.
 
     Attributes:
         growth_factor: Factor on the scale when it grows.
@@ -55,7 +55,7 @@ class DynamicScale(struct.PyTreeNode):
         growth_interval: Finite steps in a row after which the scale grows.
         fin_steps: i32[], finite steps in a row since the scale last moved; a leaf.
         scale: f32[] or wider, factor on the loss; a leaf.
-        minimum_scale: Where backing off ends; None means 2^-126.
+        minimum_scale: The lowest scale; None means 2^-126.
         flax_count: Grow one finite step later, as flax does.
 
     >>> dynamic_scale = DynamicScale(growth_interval=2)
@@ -94,11 +94,11 @@ class DynamicScale(struct.PyTreeNode):
         """Return a function that takes one step: `jax.value_and_grad`, scaled.
 
         Args:
-            fun: Returns the loss, float[]; with has_aux, the loss and anything else.
+            fun: Returns the loss, float[]; with has_aux, the loss and auxiliary data.
             argnums: Which positional arguments to differentiate with respect to.
             has_aux: `fun` returns a pair.
             axis_name: The axis of `pmap`, `vmap` or `shard_map` over which gradients
-                are averaged before they are looked at, so that replicas agree. With
+                are averaged before they are checked, so that replicas agree. With
                 check_vma=True `shard_map` has summed them already: leave it out.
 
         Returns:
@@ -151,7 +151,7 @@ class DynamicScale(struct.PyTreeNode):
         )
         moved = policy.next_state(
             ScaleState(scale, jnp.asarray(self.fin_steps, jnp.int32), debt=0),
-            # The rule looks at nothing else.
+            # The rule uses nothing else.
             Observed(finite, amax=None, loss_finite=None),
             jnp.where,
         )

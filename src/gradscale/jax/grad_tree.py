@@ -11,12 +11,12 @@ from jax.typing import ArrayLike
 from gradscale.errors import ConfigError, GradientError
 from gradscale.jax.names import path_name
 
-# A tree of bools, or a part of one that stands for all below it, or what makes it.
+# A tree of bools, a prefix of one, or a function of the gradients that returns either.
 Mask = Any | Callable[[Any], Any] | None
 
 
 def wide(leaf: ArrayLike) -> jax.Array:
-    """Cast to f32 what is narrower; f64 and complex numbers stay as they are."""
+    """Cast narrower floats to f32; f64 and complex numbers are returned unchanged."""
     leaf = jnp.asarray(leaf)
     if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
         return leaf
@@ -24,7 +24,7 @@ def wide(leaf: ArrayLike) -> jax.Array:
 
 
 def chosen(tree: Any, mask: Mask) -> list[bool]:
-    """Return which leaves a mask chooses, in the order of `jax.tree.leaves`.
+    """Return a flag for each leaf in the order of `jax.tree.leaves`: the mask is True.
 
     Raises:
         ConfigError: The mask does not fit the tree.
@@ -34,7 +34,7 @@ def chosen(tree: Any, mask: Mask) -> list[bool]:
     """
     if mask is None:
         return [True] * len(jax.tree.leaves(tree))
-    # A module of equinox can be called too; a function is a leaf, a module is not.
+    # An equinox module is callable too, but it is not a leaf; a function is.
     makes = callable(mask) and jax.tree_util.all_leaves([mask])
     made = mask(tree) if makes else mask
     try:
@@ -42,17 +42,17 @@ def chosen(tree: Any, mask: Mask) -> list[bool]:
     except ValueError as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
-            f"mask does not fit the gradients: {reason}. It says of each leaf whether "
-            "it is a scaled gradient, so it must have their structure, or the upper "
-            "part of it. Pass a tree of True and False, or a function that makes one.",
+            f"mask does not fit the gradients: {reason}. It marks each leaf that is a "
+            "scaled gradient, so it must have their structure, or a prefix of it. Pass "
+            "a tree of True and False, or a function that returns one.",
             code="GS101",
         ) from error
     strange = [flag for flag in flags if not isinstance(flag, (bool, np.bool_))]
     if strange:
         raise ConfigError(
-            f"mask has a leaf {strange[0]!r} of type {type(strange[0]).__name__}. What "
-            "is compiled depends on the mask, so it cannot be an array. Use True for a "
-            "scaled gradient and False for a leaf to leave alone.",
+            f"mask has a leaf {strange[0]!r} of type {type(strange[0]).__name__}. The "
+            "mask selects the code that is compiled, so it cannot be an array. Use "
+            "True for a scaled gradient and False for any other leaf.",
             code="GS101",
         )
     return [bool(flag) for flag in flags]
@@ -61,10 +61,10 @@ def chosen(tree: Any, mask: Mask) -> list[bool]:
 def gradients_in(tree: Any, mask: Mask = None) -> tuple[list[Any], list[bool], Any]:
     """Return the leaves of a tree, which of them are scaled gradients, and its shape.
 
-    None is no leaf: it stands for what is not trained, as in equinox.
+    None is not a leaf: it marks a part that is not trained, as in equinox.
 
     Raises:
-        GradientError: A chosen leaf is no floating-point array, or there is no leaf.
+        GradientError: A chosen leaf is not a floating-point array, or there is no leaf.
     """
     found, structure = jax.tree_util.tree_flatten_with_path(tree)
     flags = chosen(tree, mask)
@@ -81,7 +81,7 @@ def gradients_in(tree: Any, mask: Mask = None) -> tuple[list[Any], list[bool], A
 
 
 def same_places(grads: Any, params: Any) -> None:
-    """Raise if gradients are missing where parameters are.
+    """Raise unless gradients and parameters have the same paths.
 
     Raises:
         GradientError: A parameter has no gradient, or the other way round.
@@ -103,8 +103,8 @@ def same_places(grads: Any, params: Any) -> None:
         )
         + f" ({len(missing) + len(extra)} such leaves). The optimizer would pair the "
         "wrong arrays. Differentiate with respect to the same tree that is passed as "
-        "params; a None in it must stand in both. A wrapper that keeps parameters in "
-        "pairs, such as optax.lookahead, goes around loss_scaled, not inside.",
+        "params; a None in one must be in both. Put a wrapper that keeps parameters in "
+        "pairs, such as optax.lookahead, around loss_scaled, not inside.",
         code="GS106",
     )
 
@@ -114,8 +114,8 @@ def _paths(tree: Any) -> list[Any]:
 
 
 def _is_placeholder(node: Any) -> bool:
-    """Return True for an empty node that another transform left in a leaf's place."""
-    # optax.MaskedNode, not imported: whoever has one has loaded optax.
+    """Return True for an empty node that replaces a leaf."""
+    # optax.MaskedNode. By name: this file must work without optax.
     return type(node).__name__ == "MaskedNode"
 
 
@@ -126,9 +126,9 @@ def _check(path: Any, leaf: Any) -> None:
     kind = "float0" if dtype == jax.dtypes.float0 else dtype or type(leaf).__name__
     raise GradientError(
         f"The gradient of {path_name(path)} is {kind}. It carries no derivative, so it "
-        "can neither be unscaled nor be checked. Leave the leaf out of what is "
-        "differentiated, for instance with eqx.filter(model, eqx.is_inexact_array), or "
-        "pass a mask that is False for it.",
+        "can neither be unscaled nor be checked. Do not differentiate with respect to "
+        "this leaf, for instance with eqx.filter(model, eqx.is_inexact_array), or pass "
+        "a mask that is False for it.",
         code="GS106",
     )
 

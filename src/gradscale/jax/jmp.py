@@ -1,6 +1,6 @@
 """A drop-in for jmp 0.0.4: `import gradscale.jax.jmp as jmp`.
 
-Every public name of jmp with its arguments and results, except for what follows.
+Every public name of jmp with its arguments and results, with these differences.
 
 - The floor of `DynamicLossScale` holds under `jit` too.
 - A scale is a strong f32 or wider: unscaled f16 gradients are f32 and do not underflow.
@@ -49,7 +49,7 @@ __all__ = [
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class NoOpLossScale:
-    """Leave the loss and the gradients as they are. A tree without leaves."""
+    """Do not scale the loss and the gradients. A tree without leaves."""
 
     @property
     def loss_scale(self) -> int:
@@ -108,8 +108,8 @@ class DynamicLossScale:
         loss_scale: f32[] or wider, factor on the loss; a leaf.
         counter: i32[], finite steps in a row since the scale last moved; a leaf.
         period: Finite steps in a row after which the scale grows.
-        factor: How far the scale moves, both ways.
-        min_loss_scale: Where backing off ends. Part of the tree's structure, as are
+        factor: The factor of growth, and of backing off.
+        min_loss_scale: The lowest scale. Part of the tree's structure, as are
             period and factor.
 
     >>> loss_scale = DynamicLossScale(2.0**15, period=2)
@@ -156,7 +156,7 @@ class DynamicLossScale:
         Raises:
             ConfigError: The flag is not a scalar.
         """
-        finite = _flag(grads_finite, kinds="bi", says="Expected boolean scalar")
+        finite = _flag(grads_finite, kinds="bi", jmp_text="Expected boolean scalar")
         scale = _strong(self.loss_scale)
         # Only a scale that was given as 0 may be 0.
         lowest = jnp.maximum(self.min_loss_scale, jnp.minimum(scale, LOWEST_SCALE))
@@ -169,7 +169,7 @@ class DynamicLossScale:
         )
         moved = policy.next_state(
             ScaleState(scale, jnp.asarray(self.counter, jnp.int32), debt=0),
-            # The rule looks at nothing else.
+            # The rule uses nothing else.
             Observed(finite, amax=None, loss_finite=None),
             jnp.where,
         )
@@ -194,8 +194,8 @@ class DynamicLossScale:
 
     @classmethod
     def tree_unflatten(cls, structure: Any, leaves: Any) -> "DynamicLossScale":
-        """Return a loss scale with these leaves, whatever they are."""
-        # Not through __init__: jax puts in objects that are no numbers.
+        """Return a loss scale with these leaves, of any type."""
+        # Not through __init__: jax also uses leaves that are not numbers.
         made = cls.__new__(cls)
         names = [each.name for each in fields(cls)]
         vars(made).update(zip(names, (*leaves, *structure), strict=True))
@@ -229,14 +229,14 @@ def select_tree(pred: Any, a: Any, b: Any) -> Any:
     >>> select_tree(True, {"w": jnp.float16(1.0)}, {"w": jnp.float32(2.0)})
     {'w': Array(1., dtype=float32)}
     """
-    flag = _flag(pred, kinds="b", says="expected boolean scalar")
+    flag = _flag(pred, kinds="b", jmp_text="expected boolean scalar")
 
     def select(path: Any, yes: Any, no: Any) -> jax.Array:
         if jnp.shape(yes) != jnp.shape(no):
             raise ConfigError(
                 f"{path_name(path)} has shape {jnp.shape(yes)} on one side and "
-                f"{jnp.shape(no)} on the other. Stretched to fit, one of them would "
-                "not be what it was. Pass two trees whose leaves have the same shapes.",
+                f"{jnp.shape(no)} on the other. Broadcasting would "
+                "change one of them. Pass two trees whose leaves have the same shapes.",
                 code="GS101",
             )
         return jnp.where(flag, yes, no)
@@ -250,7 +250,7 @@ def _strong(value: Any) -> jax.Array:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number that can be compared and hashed; a traced one stays as it is."""
+    """Return a hashable Python number; a traced value is returned unchanged."""
     traced = isinstance(value, jax.core.Tracer)
     return value if traced else np.asarray(value).item()
 
@@ -259,7 +259,7 @@ def _scaled(tree: Any, factor: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: leaf * factor, tree)
 
 
-def _flag(value: Any, *, kinds: str, says: str) -> jax.Array:
+def _flag(value: Any, *, kinds: str, jmp_text: str) -> jax.Array:
     """Return bool[]; `kinds` are the dtype kinds that jmp takes for a flag."""
     flag = jnp.asarray(value)
     if flag.ndim != 0 or flag.dtype.kind not in kinds:
@@ -267,7 +267,7 @@ def _flag(value: Any, *, kinds: str, says: str) -> jax.Array:
             f"The flag is {flag.dtype}{list(flag.shape)}. One flag decides for all "
             "leaves, so it must be one truth value. Pass the result of all_finite().",
             code="GS101",
-            replaces=says,
+            replaces=jmp_text,
         )
     return flag.astype(bool)
 

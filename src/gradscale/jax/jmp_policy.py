@@ -1,4 +1,4 @@
-"""jmp's policy: which dtype parameters, computations and outputs have.
+"""jmp's policy: the dtypes of parameters, computations and outputs.
 
 A part of `gradscale.jax.jmp`, which is the module to import.
 """
@@ -26,7 +26,7 @@ dtype_to_names = {**DTYPE_NAMES, jnp.float32: ("full", "f32", "float32")}
 
 @dataclass(frozen=True)
 class Policy:
-    """Which dtype parameters, computations and outputs have.
+    """The dtypes of parameters, computations and outputs.
 
     >>> print(get_policy("params=f32,compute=f16").with_output_dtype(jnp.float32))
     p=full,c=f16,o=full
@@ -61,8 +61,8 @@ class Policy:
 def get_policy(policy_name: str) -> Policy:
     """Return the policy that "f16", "c=f16" or "params=f32,compute=f16" describes.
 
-    Left out, parameters are f32, computations follow them, outputs computations. A
-    dtype alone is that of all three.
+    By default parameters are f32, computations have the dtype of parameters, and
+    outputs that of computations. A single dtype is that of all three.
 
     Raises:
         ConfigError: There is no such part or no such dtype.

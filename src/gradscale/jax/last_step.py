@@ -1,4 +1,4 @@
-"""What became of the last step, as arrays that a state can hold."""
+"""The outcome of the last step, as arrays of the optimizer state."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,10 +11,10 @@ from gradscale.errors import StateError
 
 
 class LastStep(NamedTuple):
-    """What became of the last step: arrays, also under `jit`; verdict on the host.
+    """The outcome of the last step: arrays, also under `jit`; verdict on the host.
 
     Attributes:
-        step: i32[], which update this was, counted from 1.
+        step: i32[], the number of the update, counted from 1.
         scale: f32[], the scale that multiplied the loss.
         applied: bool[], the step was taken.
         finite: bool[], every gradient was finite and stayed so when unscaled.
@@ -57,7 +57,7 @@ class LastStep(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """What the step's facts mean. Waits for the device."""
+        """The verdict on the step's facts. Waits for the device."""
         return classify(self.record)
 
     def check_single(self) -> None:
@@ -76,7 +76,7 @@ class LastStep(NamedTuple):
 
 
 def before_the_first(leaves: int) -> LastStep:
-    """Return what is known before any step: nothing bad."""
+    """Return the facts before any step."""
     no, yes = jnp.array(False), jnp.array(True)
     none, zero = jnp.int32(0), jnp.float32(0.0)
     return LastStep(
@@ -96,11 +96,11 @@ def before_the_first(leaves: int) -> LastStep:
 
 
 class Counts(NamedTuple):
-    """How many steps; one array in the state.
+    """Counts of steps; one array in the state.
 
     Attributes:
         applied: i32[], steps taken.
-        skipped: i32[], steps left out because something was not finite.
+        skipped: i32[], steps skipped because a value was not finite.
         retried: i32[], attempts that were repeated at a lower scale.
         at_floor: i32[], steps in a row that were not finite at the lowest scale.
     """
@@ -111,13 +111,13 @@ class Counts(NamedTuple):
     at_floor: jax.Array
 
 
-# The facts of a step that stand before the peaks, and which of them are flags.
+# The facts of a step that are packed before the peaks: flags, then figures.
 _FLAGS = ("applied", "finite", "loss_finite", "norm_finite", "calibrated", "grown")
 _FIGURES = ("scale", "amax", "grad_norm")
 
 
 def packed(step: LastStep) -> jax.Array:
-    """Return f32[9 + n]: what a step showed, as one array."""
+    """Return f32[9 + n]: the facts of a step as one array."""
     facts = [getattr(step, name) for name in (*_FLAGS, *_FIGURES)]
     head = jnp.stack([jnp.asarray(fact, jnp.float32) for fact in facts])
     return jnp.concatenate([head, step.peaks])

@@ -6,7 +6,7 @@ import jax
 
 
 def path_name(path: Any) -> str:
-    """Return a leaf's path as people write it: `layers.0.weight`.
+    """Return a leaf's path in dotted notation: `layers.0.weight`.
 
     >>> path_name(jax.tree_util.tree_flatten_with_path({"layers": [1.0]})[0][0][0])
     'layers.0'

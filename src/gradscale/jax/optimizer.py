@@ -18,7 +18,7 @@ from gradscale.jax.reading import read
 from gradscale.jax.rule import multiplied, select, update
 from gradscale.jax.state import LossScaledState, first_state
 
-# The smallest normal f32: XLA takes what is below for 0 on the CPU.
+# The smallest normal f32: XLA flushes subnormals to zero on the CPU.
 SMALLEST = 2.0**-126
 
 
@@ -33,31 +33,33 @@ def loss_scaled(
     """Wrap an optimizer so that it takes the gradients of a scaled loss.
 
     Each update reads the gradients once. If all are finite they are unscaled in f32,
-    clipped, and given to `inner`; otherwise the updates are zeros and the state of
-    `inner` stays as it is, so that schedules count applied steps. Then the policy
+    clipped, and passed to `inner`; otherwise the updates are zeros and the state of
+    `inner` is unchanged, so that schedules count applied steps. Then the policy
     moves the scale. No value is read on the host.
 
-    Unscale and clip are factors inside the inner update, not passes of their own: with
-    `max_norm` the kernels take less time than with `optax.clip_by_global_norm` and no
-    scaling at all, benchmarks/results/jax_update_h200.json.
+    Unscaling and clipping are factors inside the inner update, not separate passes:
+    with `max_norm` the kernels take less time than with `optax.clip_by_global_norm`
+    and no scaling, benchmarks/results/jax_update_h200.json.
 
     Parameters and gradients may be of any float dtype. The state of `inner` and the
     updates are f32 at least; `optax.apply_updates` casts them to the parameters'.
 
     Args:
-        inner: Any optax optimizer. `MultiSteps` inside judges every micro-batch by
-            itself; to judge the sum of several, use `gradscale.jax.MultiSteps` around
-            `loss_scaled` (optax's own keeps an overflow for ever).
+        inner: Any optax optimizer. With `MultiSteps` as `inner` every micro-batch is
+            judged by itself; to judge the sum of several, use
+            `gradscale.jax.MultiSteps` around `loss_scaled` (optax's own never clears
+            an overflow).
         policy: `DynamicScale(...)`, `StaticScale(...)` or `NoScale()`.
         axis_name: Axes of pmap or shard_map over which all devices must agree. See
-            `observe` for what it means for the norm.
-        mask: True for scaled gradients, False for leaves that `inner` should get as
-            they are, such as fp8 scales; a tree, its upper part, or a function.
+            `observe` for the norm.
+        mask: True for scaled gradients, False for leaves that are passed to `inner`
+            unchanged, such as fp8 scales; a tree, a prefix of it, or a function.
         max_norm: Clip the unscaled gradients to this norm.
 
     Returns:
-        A `GradientTransformationExtraArgs`. Pass `value=loss` to its `update`, and
-        `last(opt_state).verdict` tells a bad loss from a scale that is too high.
+        A `GradientTransformationExtraArgs`. Pass `value=loss` to its `update`, so
+        that `last(opt_state).verdict` distinguishes a loss that is not finite from a
+        scale that is too high.
 
     Raises:
         ConfigError: `max_norm` is not a positive number.
@@ -92,7 +94,7 @@ def loss_scaled(
         finite, amax, norm, peaks = read(leaves, flags, inverse, axes_of(axis_name))
         norm_finite = jnp.isfinite(norm) | (max_norm is None)
         applied = finite & norm_finite
-        # Zeros instead of what is skipped: inner never computes with inf or NaN, and
+        # Zeros if the step is skipped: inner never computes with inf or NaN, and
         # derivatives through a skipped step stay finite.
         kept = [
             jnp.where(applied, leaf, jnp.zeros_like(leaf)) if flag else leaf
@@ -147,7 +149,7 @@ def _advanced(
 
 
 def _finite_loss(value: Any) -> jax.Array:
-    """Return bool[]: the loss is finite, or nobody passed it."""
+    """Return bool[]: the loss is finite, or was not passed."""
     return jnp.isfinite(0.0 if value is None else value).all()
 
 
@@ -163,7 +165,7 @@ def _widened(params: Any) -> Any:
 
 
 def _clip(norm: jax.Array, max_norm: float | None) -> list[jax.Array]:
-    """Return the factor that brings the norm down to `max_norm`; none if not asked."""
+    """Return the factor that clips the norm to `max_norm`; empty without `max_norm`."""
     if max_norm is None:
         return []
     # Exactly 1 up to max_norm, and with a derivative even where the norm is 0.
@@ -198,6 +200,6 @@ def _check(max_norm: Any) -> None:
         raise ConfigError(
             f"max_norm={max_norm!r} is not a norm to clip to. Gradients are multiplied "
             "by max_norm / norm where that is below 1, so it must be a positive, "
-            "normal f32. Pass 1.0, say, or None to leave gradients as they are.",
+            "normal f32. Pass 1.0, for instance, or None for no clipping.",
             code="GS101",
         )

@@ -1,4 +1,4 @@
-"""Which dtype parameters, computation and output have, as one value."""
+"""The dtypes of parameters, computation and output, as one value."""
 
 import functools
 import inspect
@@ -23,13 +23,13 @@ _KEYS = {"p": "p", "params": "p", "c": "c", "compute": "c", "o": "o", "output": 
 class Precision:
     """Cast trees to the dtypes of parameters, computation and output.
 
-    Parameters live in param_dtype, are cast to compute_dtype for the forward pass,
-    and its result is cast to output_dtype. Gradients pass back through these casts,
-    so they arrive in the dtype of the parameters.
+    Parameters are stored in param_dtype and cast to compute_dtype for the forward
+    pass, whose result is cast to output_dtype. Gradients pass back through these
+    casts, so they have the dtype of the parameters.
 
     Only arrays of floating-point numbers are cast. Integers, bools, complex numbers,
-    PRNG keys, Python's and NumPy's scalars, strings, functions, None stay as they are.
-    So does state, because a running mean in f16 would soon stop moving: the
+    PRNG keys, Python's and NumPy's scalars, strings, functions and None are unchanged.
+    So is state, because a running mean in f16 would soon stop moving: the
     variables of an nnx module that are not `nnx.Param`, such as the statistics of a
     BatchNorm or the counts of a Dropout, and `equinox.nn.State`. A module that was
     cast shares these variables with the original, so that updates reach both. Linen
@@ -45,7 +45,7 @@ class Precision:
     >>> half["dense"].dtype.name, half["norm"].dtype.name, half["steps"]
     ('float16', 'float32', 3)
 
-    **The promotion trap.** What is kept in f32 returns f32, and a layer without a
+    **The promotion trap.** A layer kept in f32 returns f32, and a layer without a
     dtype of its own then computes in the wider of the two, to the end of the model:
 
     >>> x = precision.cast_to_compute(jnp.ones((1, 2)))
@@ -53,7 +53,7 @@ class Precision:
     >>> (normed @ half["dense"]).dtype.name
     'float32'
 
-    Cast what the layer returns and the next one is in f16 again:
+    Cast the output of the layer, and the next one computes in f16 again:
 
     >>> normed = precision.cast_to_compute(normed)
     >>> (normed @ half["dense"]).dtype.name
@@ -62,15 +62,15 @@ class Precision:
     With Linen, `LayerNorm(..., dtype=jnp.float16)` does the same: it computes in f32
     and returns f16; a `dtype` on the layers that follow works too. In nnx a `dtype`
     rounds the norm's weights as well, and `nnx.Embed` keeps the dtype it was made
-    with: cast what they return instead. The norms of Equinox compute in f32 and
-    return the dtype of their input, except BatchNorm, which computes as it is given:
+    with: cast their outputs instead. The norms of Equinox compute in f32 and
+    return the dtype of their input, except BatchNorm, which computes in that dtype:
     cast its input to f32 and its output back.
 
     Args:
         text: A dtype for each of p or params, c or compute, o or output, such as
-            "p=f32,c=f16,o=f32". What is missing: params is f32, compute follows
-            params, output follows compute. A lone dtype, such as "bf16", is all
-            three. "full" is f32; "half" asks JAX for its devices and is bf16 on a
+            "p=f32,c=f16,o=f32". Defaults: params is f32, compute follows
+            params, output follows compute. A single dtype, such as "bf16", sets all
+            three. "full" is f32; "half" queries the devices of JAX and is bf16 on a
             TPU, f16 elsewhere.
         keep: Dtypes of single leaves in the forward pass: a mapping, or pairs, of
             patterns to dtypes. A pattern is matched as by `fnmatch`, ignoring case,
@@ -108,7 +108,7 @@ class Precision:
     def cast_to_param(self, tree: Any) -> Any:
         """Cast to the dtype in which parameters are stored and updated.
 
-        `keep` has no say here: it is about the forward pass.
+        `keep` is not used: it applies to the forward pass.
 
         >>> params = {"norm": jnp.ones(2, jnp.float16)}
         >>> precision = Precision("c=f16", keep={"norm": "bf16"})
@@ -169,8 +169,8 @@ class Precision:
     def check(self, params: Any) -> None:
         """Raise if a pattern of `keep` decides for no leaf: it may be misspelt.
 
-        To be called once, with the parameters as `cast_to_compute` will get them. A
-        pattern all of whose leaves are taken by patterns before it decides for none.
+        Call it once, with the parameters that are passed to `cast_to_compute`. A
+        pattern whose leaves are all matched by patterns before it decides for none.
 
         Raises:
             ConfigError: There is such a pattern.
@@ -185,8 +185,8 @@ class Precision:
             names = ", ".join(map(path_name, paths[:5])) or "no floating-point array"
             more = f" and {len(paths) - 5} more" if len(paths) > 5 else ""
             raise ConfigError(
-                f"keep decides for no leaf with {', '.join(map(repr, idle))}. What it "
-                "is meant for gets another dtype: no array has such a path, or a "
+                f"keep decides for no leaf with {', '.join(map(repr, idle))}. The "
+                "leaves meant get another dtype: no array has such a path, or a "
                 f"pattern before it matches first. The tree has {names}{more}. Correct "
                 "the pattern, move it up, or remove it.",
                 code="GS101",
@@ -213,7 +213,7 @@ class Precision:
 
 
 def _cast(tree: Any, dtype_at: Callable[[Any], Any]) -> Any:
-    """Cast the floating-point arrays of a tree; all else, state too, stays as it is."""
+    """Cast the floating-point arrays of a tree; other leaves and state stay."""
 
     def cast(path: Any, leaf: Any) -> Any:
         return leaf.astype(dtype_at(path)) if is_float_array(leaf) else leaf
@@ -223,7 +223,7 @@ def _cast(tree: Any, dtype_at: Callable[[Any], Any]) -> Any:
 
 def _is_state(node: Any) -> bool:
     """Return True for a node that its library marks as state."""
-    # Looked up, not imported: whoever has such a node has loaded its library.
+    # Not imported: a node of a library exists only if the library is loaded.
     nnx, equinox = sys.modules.get("flax.nnx"), sys.modules.get("equinox")
     if nnx is not None and isinstance(node, nnx.Variable):
         return not isinstance(node, nnx.Param)
@@ -275,7 +275,7 @@ def _parse_keep(keep: Any) -> tuple[tuple[str, str], ...]:
             raise ConfigError(
                 f"keep has the pair {pattern!r}: {name!r}. A pattern is compared with "
                 "the path of a leaf and a dtype is looked up by its name, so both must "
-                "be strings. Pass keep={'*norm*': 'f32'}, say.",
+                "be strings. Pass for instance keep={'*norm*': 'f32'}.",
                 code="GS101",
             )
         if pattern.lower() in map(str.lower, pairs):

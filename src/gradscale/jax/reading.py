@@ -1,4 +1,4 @@
-"""What one read of the gradients shows."""
+"""One read of the gradients: finiteness, largest magnitude, norm and peaks."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -21,11 +21,11 @@ LARGEST_F32 = float(jnp.finfo(jnp.float32).max)
 
 
 class Reading(NamedTuple):
-    """What one read of the gradients showed.
+    """The result of one read of the gradients.
 
     Attributes:
         finite: bool[], every element is finite and stays so once unscaled.
-        amax: f32[], the largest magnitude among the gradients as they came.
+        amax: f32[], the largest magnitude among the gradients before unscaling.
         norm: f32[], the norm of the unscaled gradients.
         peaks: f32[] for each leaf in the gradients' own structure: its largest
             magnitude, NaN if there is one; 0 for a leaf that the mask leaves out.
@@ -37,29 +37,29 @@ class Reading(NamedTuple):
     peaks: Any
 
     def observed(self, loss_finite: Any = True) -> Observed:
-        """Return what a rule wants to know."""
+        """Return the input of a policy's rule."""
         return Observed(self.finite, self.amax, jnp.asarray(loss_finite))
 
 
 def observe(
     grads: Any, state: Any = 1.0, *, axis_name: AxisName = None, mask: Mask = None
 ) -> Reading:
-    """Read gradients once; change nothing.
+    """Read gradients once. Pure.
 
     Args:
         grads: A tree of floats as `jax.grad` returned it, any mix of dtypes.
-        state: What holds the scale that multiplied the loss: a policy's state, the
+        state: The holder of the scale that multiplied the loss: a policy's state, the
             state of an optimizer with `loss_scaled` in it, or a number. Leave it out
             for gradients that are unscaled already.
         axis_name: Axes of pmap, vmap or shard_map over which all must agree. Under
             shard_map a leaf that varies over an axis is a shard: its squares are
             summed over the axis. Without tracking (pmap, check_vma=False) every leaf
-            is taken to be a replica.
-        mask: True for scaled gradients, False for leaves that only look like one,
+            is treated as a replica.
+        mask: True for scaled gradients, False for leaves that are not gradients,
             such as fp8 scales; those are not read.
 
     Raises:
-        GradientError: A leaf is an integer or float0, or there is no leaf at all.
+        GradientError: A leaf is an integer or float0, or there is no leaf.
 
     >>> seen = observe({"w": jnp.array([3.0, 4.0]) * 8.0}, 8.0)
     >>> bool(seen.finite), float(seen.amax), float(seen.norm)
@@ -89,18 +89,19 @@ def read(
         leaves: float[...] each.
         flags: Which of them to read.
         inverse: f32[], by which a gradient is multiplied to unscale it.
-        axes: Over which all agree.
+        axes: Those over which devices agree.
 
     Returns:
         finite bool[], amax f32[], norm f32[], and f32[n] with each leaf's peak.
     """
     wanted = [(place, leaf) for place, leaf in enumerate(leaves) if flags[place]]
-    # With one device, or where every device sees its own part, nothing is sharded. On
-    # the CPU a reduction of several arrays adds one by one, and loses digits.
+    # With one device, or where the code runs on every device's own part, no array is
+    # sharded. On the CPU a reduction of several arrays adds one by one, and loses
+    # digits.
     by_hand = bool(axes.names) and not left_to_the_compiler()
     unsharded = by_hand or jax.device_count() == 1
     found = sweep_together if unsharded and jax.default_backend() == "gpu" else sweep
-    # What is not read stands first and counts as 0.
+    # Leaves that are not read come first and count as 0.
     order = [place for place, flag in enumerate(flags) if not flag]
     peaks = [jnp.zeros(len(order), jnp.float32)]
     totals: dict[Any, Facts] = {}
@@ -114,7 +115,7 @@ def read(
     for total in totals.values():
         agreed = _agreed(total, axes)
         peak = agreed.peak()
-        # Rounding is monotonic: what the largest magnitude survives, all survive.
+        # Rounding is monotonic: if the largest magnitude stays finite, all do.
         finite &= jnp.isfinite(peak * inverse)
         amax = jnp.maximum(amax, _as_f32(peak))
         small, large = small + agreed.small, large + agreed.large

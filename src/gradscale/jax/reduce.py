@@ -12,15 +12,15 @@ from jax import lax
 
 from gradscale.jax.grad_tree import wide
 
-# A row at least this long is worth a reduction of its own: what is left for the second
-# stage is then a small part of the array.
+# A row at least this long is reduced by itself: the input of the second stage is then
+# a small part of the array.
 LONG_ROW = 64
-# Up to here arrays of one shape are put side by side as they are.
+# Arrays of one shape up to this size are stacked before they are reduced.
 SMALL = 2**14
 
 
 class Facts(NamedTuple):
-    """What is known of some arrays, or of parts of them.
+    """Statistics of some arrays, or of parts of them.
 
     For IEEE floats the bits of |x|, read as an integer, order finite < inf < NaN.
     Integers survive a maximum over devices, where floats may lose a NaN.
@@ -43,12 +43,12 @@ class Facts(NamedTuple):
         return lax.bitcast_convert_type(self.bits, width)
 
     def total(self) -> "Facts":
-        """Return the facts of all of them together."""
+        """Return the facts of all arrays together."""
         bits = jnp.max(self.bits, initial=0)
         return Facts(bits, jnp.sum(self.small), jnp.sum(self.large))
 
     def joined(self, other: "Facts | None") -> "Facts":
-        """Return the facts of these and some others, if there are any."""
+        """Return the facts of these arrays and others; None for no others."""
         if other is None:
             return self
         bits = jnp.maximum(self.bits, other.bits)
@@ -67,7 +67,7 @@ def sweep(
         leaves: (place, float[...]) each.
         inverse: f32[], multiplies every element before it is squared.
         shift: The power of two by which elements are made larger or smaller.
-        kind: What must be equal for arrays to be taken together.
+        kind: A key that is equal for arrays that may be grouped.
 
     Yields:
         The places of some arrays, and their facts, as many of each.
@@ -83,11 +83,11 @@ def sweep(
 
 
 def computed_once(*values: jax.Array) -> tuple[jax.Array, ...]:
-    """Return vectors as they are, so that no kernel computes them anew.
+    """Return vectors unchanged, so that no kernel recomputes them.
 
     On the CPU XLA repeats sums and comparisons in every kernel that uses their result,
     so that each of 300 updates would join the facts of 300 arrays: minutes to compile.
-    It never repeats a sort, and here the keys are in order already.
+    It never repeats a sort; the keys are sorted already.
     """
     keys = jnp.arange(values[0].size)
     return tuple(lax.sort((keys, *values), num_keys=1)[1:])
@@ -99,7 +99,7 @@ def sweep_together(
     shift: float,
     kind: Callable[[jax.Array], Any],
 ) -> Iterator[tuple[list[int], Facts]]:
-    """Do what `sweep` does in few kernels; not for arrays that the compiler sharded.
+    """Do the same as `sweep` in few kernels; not for arrays that the compiler sharded.
 
     All three facts in one reduction, small arrays side by side, rows of large arrays
     first: benchmarks/results/jax_update_h200.json. A sharded array would be gathered.

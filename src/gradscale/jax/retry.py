@@ -1,4 +1,4 @@
-"""The same batch again at a lower scale, inside the graph."""
+"""Retries a batch at a lower scale, inside the compiled function."""
 
 import functools
 import sys
@@ -25,12 +25,12 @@ from gradscale.jax.state import LossScaledState, only_state, replaced
 
 
 class _Attempt(NamedTuple):
-    """What the loop carries.
+    """The carry of the loop.
 
     Attributes:
         number: i32[], attempts made.
         rule: The policy's state for the attempt to come.
-        again: bool[], that attempt is worth making.
+        again: bool[], another attempt is made.
         result: The loss and the scaled gradients of the last attempt.
     """
 
@@ -60,23 +60,22 @@ def retried_value_and_grad(
     not lower the scale (at its floor, a forgiven overflow, a fixed scale), or when
     the loss itself is not finite, where no scale can help.
 
-    The last attempt is left to be judged by `update`, as any other step.
+    The last attempt is judged by `update`, as any other step.
 
     Args:
         fun, argnums, has_aux: As in `value_and_grad`.
         policy: Its rule lowers the scale.
-        retries: How often to try again, at most.
+        retries: The largest number of further attempts.
         axis_name: Axes over which all devices must agree to try again.
         mask: True for scaled gradients; see `observe`.
-        using: `jax.value_and_grad` or `eqx.filter_value_and_grad`. A module of nnx
-            changes in place, which a loop cannot: pass what `nnx.split` returned, and
-            merge it inside `fun`.
+        using: `jax.value_and_grad` or `eqx.filter_value_and_grad`. An nnx
+            module is changed in place, which a loop does not allow: pass the result of
+            `nnx.split`, and merge it inside `fun`.
 
     Returns:
         A function of the state of an optimizer with `loss_scaled` in it, or of a
-        policy's state, then the arguments of `fun`. It returns the loss as `fun` made
-        it, the gradients, still scaled, and the state, whose scale is the one to
-        unscale them by.
+        policy's state, then the arguments of `fun`. It returns the unscaled loss,
+        the scaled gradients, and the state, whose scale unscales them.
 
     Raises:
         ConfigError: `retries` is not a number of attempts.
@@ -133,7 +132,7 @@ def rule_of(carrier: Any) -> Any:
 
 
 def _check_functional(args: Any, kwargs: Any) -> None:
-    # Looked up, not imported: whoever has a module has loaded its library.
+    # Not imported: a module of a library exists only if the library is loaded.
     nnx = sys.modules.get("flax.nnx")
     for given in (*args, *kwargs.values()):
         if nnx is not None and isinstance(given, nnx.Module):

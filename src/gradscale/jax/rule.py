@@ -1,4 +1,4 @@
-"""Scale, unscale, and the move from one state to the next."""
+"""Scale, unscale, and update of the policy's state."""
 
 import functools
 from typing import Any
@@ -45,14 +45,14 @@ def scale(loss: Any, state: Any) -> Any:
 def unscale(grads: Any, state: Any, *, mask: Mask = None) -> Any:
     """Divide gradients by the scale that multiplied the loss, in f32 at least.
 
-    The cast comes first, so that nothing underflows on the way: what f16 held is
-    held, exactly if the scale is a power of two.
+    The cast comes first, so that no element underflows: values of f16 are preserved,
+    exactly if the scale is a power of two.
 
     Args:
-        grads: A tree of floats; None in it stands for what is not trained.
-        state: What held the scale when the loss was multiplied.
-        mask: True for scaled gradients; leaves where it is False are returned as
-            they are.
+        grads: A tree of floats; None in it marks parts that are not trained.
+        state: The holder of the scale that multiplied the loss.
+        mask: True for scaled gradients; leaves where it is False are returned
+            unchanged.
 
     Raises:
         GradientError: A leaf is an integer or float0.
@@ -81,8 +81,8 @@ def update(policy: Policy, state: Any, seen: Reading | Observed | Any) -> Any:
 
     Args:
         policy: Its rule moves the state.
-        state: As `init(policy)` or an earlier call returned it.
-        seen: What `observe` returned, an `Observed`, or just bool[]: all was finite.
+        state: The result of `init(policy)` or of an earlier call.
+        seen: The result of `observe`, an `Observed`, or bool[]: all were finite.
 
     >>> from gradscale import DynamicScale
     >>> from gradscale.jax import init

@@ -1,4 +1,4 @@
-"""The states that carry a scale, and how it is found in them."""
+"""The state of `loss_scaled`, and functions that find it in an optimizer state."""
 
 import functools
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ class LossScaledState(NamedTuple):
     Attributes:
         rule: The policy's state; its first field is the scale for the next loss.
         counts: i32[4], the fields of `Counts`.
-        facts: f32[9 + n], what the last step showed; read it through `last`.
+        facts: f32[9 + n], the facts of the last step; read them through `last`.
         inner: The state of the wrapped transform, as of the last applied step.
     """
 
@@ -46,7 +46,7 @@ class LossScaledState(NamedTuple):
 
     @property
     def skipped_steps(self) -> jax.Array:
-        """i32[], steps left out because something was not finite."""
+        """i32[], steps skipped because a value was not finite."""
         return self.counted.skipped
 
     @property
@@ -56,7 +56,7 @@ class LossScaledState(NamedTuple):
 
     @property
     def last(self) -> LastStep:
-        """What became of the last step."""
+        """The outcome of the last step."""
         return _last(_array(self.facts), _array(self.counts))
 
 
@@ -90,7 +90,7 @@ def current_scale(opt_state: Any) -> jax.Array:
 
 
 def last(opt_state: Any) -> LastStep:
-    """Return what became of the last step. Never waits; reading a field may.
+    """Return the outcome of the last step. Never waits; reading a field may.
 
     Raises:
         StateError: There is no `loss_scaled` in the state, or more than one.
@@ -107,7 +107,7 @@ def last(opt_state: Any) -> LastStep:
 
 
 def counts(opt_state: Any) -> Counts:
-    """Return how many steps were applied, skipped and retried. Never waits.
+    """Return the counts of applied, skipped and retried steps. Never waits.
 
     Raises:
         StateError: There is no `loss_scaled` in the state, or more than one.
@@ -124,7 +124,7 @@ def counts(opt_state: Any) -> Counts:
 
 
 def raise_if_collapsed(opt_state: Any) -> None:
-    """Raise if the scale sits at its floor and steps are still skipped. Waits.
+    """Raise if the scale is at its floor and steps are still skipped. Waits.
 
     Raises:
         ScaleCollapsed: Three steps in a row were not finite at the lowest scale.
@@ -149,8 +149,8 @@ def raise_if_collapsed(opt_state: Any) -> None:
         raise ScaleCollapsed(
             f"The scale has fallen to its floor of {record.scale:g} and the gradients "
             f"were still not finite, {record.floor_steps} steps in a row up to step "
-            f"{record.step}. A lower scale cannot help: the trouble is in the model, "
-            "the data or the loss. Look at culprits(last(opt_state), params); the "
+            f"{record.step}. A lower scale cannot help: the cause is in the model, "
+            "the data or the loss. Check culprits(last(opt_state), params); the "
             "weights are those of the last applied step.",
             code="GS202",
         )
@@ -170,15 +170,15 @@ def only_state(tree: Any) -> LossScaledState:
         raise StateError(
             f"There is no state of loss_scaled in this {type(tree).__name__}. The "
             "scale lives in the state of the optimizer that loss_scaled returned. "
-            "Pass what its init() or update() returned; a checkpoint must be restored "
+            "Pass the result of its init() or update(); a checkpoint must be restored "
             "into such a state, not into plain dicts.",
             code="GS302",
         )
     raise StateError(
         f"There are {len(found)} states of loss_scaled in this {type(tree).__name__}. "
         "Each has a scale of its own, and one loss cannot be multiplied by all of "
-        "them. Put a single loss_scaled around multi_transform or chain, or pass the "
-        "part of the state that is meant.",
+        "them. Put a single loss_scaled around multi_transform or chain, or pass one "
+        "part of the state.",
         code="GS302",
     )
 
@@ -225,7 +225,7 @@ def init(policy: Policy) -> Any:
     """Return a policy's first state as strongly typed arrays: f32[] and i32[].
 
     Raises:
-        ConfigError: The policy allows a scale whose inverse XLA would take for 0.
+        ConfigError: The policy allows a scale whose inverse XLA flushes to zero.
 
     >>> from gradscale import DynamicScale
     >>> init(DynamicScale()).scale.dtype.name
@@ -234,9 +234,9 @@ def init(policy: Policy) -> Any:
     if policy.max_scale > HIGHEST_SCALE:
         raise ConfigError(
             f"max_scale={policy.max_scale:g} is above {HIGHEST_SCALE:g}, which is "
-            "2^126. XLA multiplies by the inverse of the scale and takes what is below "
-            "2^-126 for 0, so every gradient would become 0. Pass a lower max_scale, "
-            "or a lower scale to StaticScale.",
+            "2^126. XLA multiplies by the inverse of the scale and flushes numbers "
+            "below 2^-126 to zero, so every gradient would become 0. Pass a lower "
+            "max_scale, or a lower scale to StaticScale.",
             code="GS101",
         )
     first = policy.init_state()
