@@ -1,8 +1,9 @@
 """Sweep the launch parameters of the kernels: elements per chunk, and warps.
 
-Device times over the tensors of a model: the read of the gradients, the pass of AdamW,
-and the replacement for torch's fused AdamW, which also writes the gradients. The tuning
-constants in gradscale/torch/kernels come from this sweep. Needs a CUDA device.
+Device times over the tensors of a model: the read of the gradients with the decision,
+the pass of AdamW, and the replacement for torch's fused AdamW, which also writes the
+gradients. The tuning constants in gradscale/torch/kernels come from this sweep. Needs a
+CUDA device.
 """
 
 import sys
@@ -69,17 +70,20 @@ def launch_of(
     """Return a function that launches a kernel with these parameters."""
     from gradscale.torch.kernels import adam, fused_adam
     from gradscale.torch.kernels import read as reading
+    from gradscale.torch.kernels.decide import gather_and_decide
     from gradscale.torch.kernels.launch import Launch
 
     how_compiled = {"num_warps": warps, "enable_fp_fusion": True}
+    scale, found = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
     if kernel == "read":
         reading.CHUNK = chunk
         reading._read = Launch(reading._read.body, how_compiled)
-        reading._gather = Launch(reading._gather.body, how_compiled)
         table = tensors.table(tensors.lists[1:2], chunk)
-        return lambda: reading.read_tensors(table, torch.float32).peaks
+        f32 = torch.float32
+        return lambda: gather_and_decide(
+            reading.read_chunks(table, f32), f32, scale, None
+        )
     how = AdamHow(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
-    scale, found = torch.ones((), device="cuda"), torch.zeros((), device="cuda")
     table = tensors.table([*tensors.lists, tensors.steps], chunk)
     if kernel == "fused adam":
         how_compiled["enable_fp_fusion"] = False

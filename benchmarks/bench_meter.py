@@ -16,9 +16,9 @@ from benchmarks.command import parser_for, save, show
 from benchmarks.models import gpt2_shapes, llama_shapes
 from benchmarks.record import quantiles
 from benchmarks.timing import Queue, Stopwatch, in_turns, queue_of, ratio
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import read
-from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.underflow.meter import Meter
 
 SETS = {
@@ -57,16 +57,16 @@ def measure(
         param.grad = torch.randn_like(param).mul_(2.0**-8)
         param.grad.masked_fill_(torch.rand_like(param.grad) < 0.125, 0.0)
         params.append(param)
-    gradients = gather(params, allow_fp16=True)
+    gradients = collect(params, allow_fp16=True)
     scale = torch.ones((), device=device)
-    home, reader = torch.device(device), Reader("auto")
+    home, reader = torch.device(device), GradReader("auto")
     meters = {"sampled": Meter(), "sampled, plain": Meter(kernels="plain")}
 
     def sampled(meter: Meter) -> Callable[[], None]:
         return lambda: meter.sample(gradients, scale)
 
     steps: dict[str, Callable[[], object]] = {
-        "read": lambda: read(gradients, home, None, reader)
+        "read": lambda: read(gradients, home, None, reader, scale)
     }
     steps |= {impl: sampled(meter) for impl, meter in meters.items()}
     prepare = {impl: meter.forget for impl, meter in meters.items()}

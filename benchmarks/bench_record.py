@@ -1,25 +1,23 @@
 """Time what verdicts, culprits and the run file add to a step on the host.
 
-The loss scaled, then everything after backward (check, unscale, clip at 1.0, AdamW,
-next scale) on the shapes of a model, healthy throughout, by one optimizer under four
+Scaling the loss and everything after backward (check, unscale, clip at 1.0, AdamW, next
+scale) on the shapes of a model, healthy throughout, with one optimizer under four
 scalers in turns:
 
-  silent    makes nothing of its facts: they stay on the device; no judge, no file
-  mailbox   sends them to the host, reads those of two steps ago, and drops them
-  verdicts  as it comes: they are judged, culprits are ready, nothing is written
+  silent    step rows stay on the device: no copy, no judge, no file
+  copied    rows are copied to the host in every fourth update, and dropped
+  verdicts  the default: rows are judged, culprits can be named, nothing is written
   recorded  names, verdicts, peaks, samples of the underflow meter and a run file
 
-"added" is the median of what a scaler takes longer than the silent one in the same
-turn: it sees everything, and the noise of two whole steps. "inside" is the median of
-the time spent in what the silent one leaves out, by a clock around each of these calls,
-while the scaler trains GPT-2 by itself; "inside mean" is the mean, which holds the
-steps that are sampled. The host never waits for the device: a GPU is kept busy, and in
-training it is waited for between the steps. On a CPU, which reads the gradients of a
-sampled step itself, only the medians mean something.
+"added" is the median difference to the silent scaler in the same turn: complete, but
+with the noise of two whole steps. "inside" is the median time within the calls that the
+silent scaler omits, while the scaler trains GPT-2 by itself; "inside mean" is the mean,
+which includes the updates that judge rows and the sampled steps. The host never waits
+for the device: a GPU is kept busy, and training synchronizes between the steps. Only
+the medians mean something on a CPU, which reads the gradients of a sampled step itself.
 """
 
 import statistics
-from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -50,15 +48,15 @@ from benchmarks.timing import (
 
 SETS = {"gpt2-124M": gpt2_shapes(), "tiny": gpt2_shapes(8, 1)}
 SILENT = "silent"
-MAILBOX = "mailbox"
+COPIED = "copied"
 SCALERS = {
     SILENT: "gradscale",
-    MAILBOX: "gradscale",
+    COPIED: "gradscale",
     "verdicts": "gradscale",
     "recorded": "recorded",
 }
 JUDGING = ("verdicts", "recorded")
-# What is trained for the shapes of each set, and steps of it that are not counted.
+# The trained model of each set, and its uncounted first steps.
 TRAINED = {"gpt2-124M": "124M", "tiny": "tiny"}
 SETTLING = 30
 COLUMNS = {
@@ -74,50 +72,44 @@ COLUMNS = {
 }
 
 
-def silenced(scaler: Any, *, mailbox: bool) -> None:
-    """Let a scaler make nothing of its facts, or only fetch them."""
-    scaler._hear = lambda ledger, has_loss: None
-    scaler._monitor.pass_by = lambda *facts: True
-    if mailbox:
-        scaler._monitor.pass_by = lambda *facts: False
-        scaler._hear = lambda ledger, has_loss: scaler._mailbox.exchange(ledger)
-    else:
-        scaler._mailbox.letter = lambda ledger: (None, 0)
+def silenced(scaler: Any, *, copied: bool) -> None:
+    """Replace the judging of step rows by nothing, or by the copy to the host alone."""
+    monitor = scaler._monitor
+    copies = monitor._copies
+
+    def end_update(scaler: Any, state: Any, steps: Any) -> None:
+        if copied:
+            copies.advance(state)
+
+    monitor.end_update = end_update
 
 
 class Inside:
-    """Clocks what a scaler does for verdicts and records, and for nothing else."""
+    """Clocks the calls of a scaler that serve verdicts and records."""
 
     def __init__(self, scaler: Any) -> None:
         self.seconds: list[float] = []
-        self._now = 0.0
-        self._behind = scaler._monitor._behind
-        for owner, name in (
-            (scaler._mailbox, "letter"),
-            (scaler._monitor, "pass_by"),
-            (scaler, "_hear"),
-        ):
-            setattr(owner, name, self._clocked(getattr(owner, name)))
+        monitor = scaler._monitor
+        end_update, steps = monitor.end_update, monitor._steps
 
-    def _clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def clocked(*given: Any, **more: Any) -> Any:
-            # The silent one lets go of it too, elsewhere.
-            held = next(iter(self._behind), None)
+        def clocked(*given: Any) -> None:
+            # The silent scaler frees the snapshot too, elsewhere.
+            oldest = next(iter(steps), None)
             begin = perf_counter()
-            found = call(*given, **more)
+            end_update(*given)
             self._now += perf_counter() - begin
-            del held
-            return found
+            del oldest
 
-        return clocked
+        self._now = 0.0
+        monitor.end_update = clocked
 
     def end_step(self) -> None:
-        """Note the time of the step that has ended."""
+        """Note the time of the step."""
         self.seconds.append(self._now)
         self._now = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Return the median and the mean, once the scale has found its place."""
+        """Return the median and the mean, without the first steps."""
         settled = self.seconds[SETTLING:]
         return {
             "inside_us": 1e6 * statistics.median(settled),
@@ -133,19 +125,19 @@ def watch_of(
     args: Any,
     queue: Any,
 ) -> Stopwatch:
-    """Return the watch of one scaler, warmed up.
+    """Return a warm stopwatch of one scaler.
 
     Args:
         impl, kind: The scaler and the optimizer.
         optimizers: Of the parameters.
-        pristine: The gradients to begin each step with.
+        pristine: The gradients before each step.
         args, queue: As in `measure`.
     """
     params = optimizers.params
     who = Contestant(kind, SCALERS[impl], ours)
     entered: Entered = enter(who, params, optimizers, args.device)
-    if impl in (SILENT, MAILBOX):
-        silenced(entered.scaler, mailbox=impl == MAILBOX)
+    if impl in (SILENT, COPIED):
+        silenced(entered.scaler, copied=impl == COPIED)
     grads = [param.grad for param in params]
 
     def restore() -> None:
@@ -159,7 +151,7 @@ def watch_of(
 
 
 def in_training(name: str, impl: str, kind: str, args: Any) -> dict[str, float]:
-    """Return the figures of the inside of a scaler that trains a model alone."""
+    """Return the "inside" figures of a scaler that trains a model by itself."""
     torch.manual_seed(0)
     run = RUNS[TRAINED[name]]
     model = GPT2(run.size).to(args.device)
@@ -167,7 +159,7 @@ def in_training(name: str, impl: str, kind: str, args: Any) -> dict[str, float]:
     who = Contestant(kind, SCALERS[impl], ours)
     entered = enter(who, params, Optimizers(params), args.device)
     inside = Inside(entered.scaler)
-    # The smallest batch: the host's work is the same for all.
+    # The smallest batch: host work is the same for all.
     tokens = random_tokens(run.size, *run.batches[-1], args.device)
     trainer = Trainer(model, entered, [tokens], args.device)
     console = Console(stderr=True)
@@ -181,7 +173,7 @@ def in_training(name: str, impl: str, kind: str, args: Any) -> dict[str, float]:
 
 
 def measure(name: str, kind: str, args: Any, queue: Queue | None) -> list[Any]:
-    """Return a row for each scaler around one kind of optimizer."""
+    """Return the rows of all scalers with one kind of optimizer."""
     torch.manual_seed(0)
     params = [torch.randn(shape, device=args.device) for shape in SETS[name]]
     for param in params:
