@@ -17,8 +17,8 @@ from benchmarks.command import parser_for, show
 from benchmarks.models import gpt2_shapes, llama_shapes
 from benchmarks.record import quantiles
 from benchmarks.timing import Queue
-from gradscale.torch.kernels.args import AdamHow, Handed
-from gradscale.torch.kernels.pointer_table import Table, TableCache
+from gradscale.torch.kernels.args import AdamConfig, AmpArgs
+from gradscale.torch.kernels.pointer_table import PointerTable, Table
 from gradscale.torch.tensor_list import addresses
 
 SETS = {
@@ -60,7 +60,7 @@ class Tensors:
 
     def table(self, lists: list[list[Tensor]], chunk: int) -> Table:
         """Return the pointer table of some lists."""
-        cache = TableCache(torch.device("cuda"), chunk)
+        cache = PointerTable(torch.device("cuda"), chunk)
         return cache.of(self.numels, [addresses(one) for one in lists])
 
 
@@ -83,7 +83,7 @@ def launch_of(
         return lambda: gather_and_decide(
             reading.read_chunks(table, f32), f32, scale, None
         )
-    how = AdamHow(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
+    how = AdamConfig(1e-5, 0.9, 0.999, 1e-8, 0.01, decoupled=True, maximize=False)
     table = tensors.table([*tensors.lists, tensors.steps], chunk)
     if kernel == "fused adam":
         how_compiled["enable_fp_fusion"] = False
@@ -93,11 +93,9 @@ def launch_of(
         given = how, powers, scale, found
         return lambda: fused_adam.adam_(table, *given, amsgrad=False)
     adam.CHUNK, adam._adam = chunk, Launch(adam._adam.body, how_compiled)
-    handed = Handed(scale, found, False)
+    amp = AmpArgs(scale, found, False)
     dtypes = torch.float32, torch.float32
-    return lambda: adam.launch_(
-        table, *dtypes, how, handed, masters=False, amsgrad=False
-    )
+    return lambda: adam.launch_(table, *dtypes, how, amp, masters=False, amsgrad=False)
 
 
 def measure(name: str, rounds: int) -> list[dict[str, Any]]:

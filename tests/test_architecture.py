@@ -117,7 +117,7 @@ def parsed(path):
         ("core", "from gradscale.torch.scaler import GradScaler"),
         ("core", "from gradscale import torch"),
         ("core", "from gradscale import DynamicScale"),
-        ("errors", "from gradscale.core.ops import f32"),
+        ("errors", "from gradscale.core.state import f32"),
         ("torch", "def f():\n    import numpy"),
         ("torch", "from gradscale.jax import scaler"),
         ("torch", "import gradscale.cli"),

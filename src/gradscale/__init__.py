@@ -6,11 +6,10 @@
 """
 
 from gradscale.core.foreign_checkpoint import import_state
-from gradscale.core.ops import PYTHON, RuleOps
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale, Policy, StaticScale
 from gradscale.core.records import StepRecord, Verdict, classify
-from gradscale.core.state import FixedState, Observed, ScaleState
+from gradscale.core.state import PYTHON, FixedState, Observed, RuleOps, ScaleState
 from gradscale.errors import (
     ConfigError,
     GradientError,

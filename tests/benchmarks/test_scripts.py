@@ -259,9 +259,9 @@ def test_the_silent_scaler_copies_nothing_and_the_recorded_one_writes(monkeypatc
         silent, copied, _, recorded, *_ = scalers
         for scaler in scalers:
             scaler.close()
-        judged = [len(scaler._monitor._records) for scaler in scalers]
+        judged = [len(scaler._monitor._run.records) for scaler in scalers]
         assert judged[:2] == [0, 0]
         assert min(judged[2:]) > 0
-        assert recorded._monitor._recorder.path.exists()
+        assert recorded._monitor._run.recorder.path.exists()
         copies = [scaler._monitor._copies.updates for scaler in (silent, copied)]
         assert copies[0] == 0 < copies[1]

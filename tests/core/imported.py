@@ -13,9 +13,8 @@ import torch
 import gradscale
 from gradscale import DynamicScale, Observed, StateError
 from gradscale.core.checkpoint import unpack
-from gradscale.core.incumbents import recognised
-from gradscale.core.ops import PYTHON
-from gradscale.core.state import FixedState, ScaleState
+from gradscale.core.foreign_rules import recognise
+from gradscale.core.state import PYTHON, FixedState, ScaleState
 
 SAMPLES = {
     path.stem: json.loads(path.read_text(encoding="utf-8"))
@@ -78,4 +77,4 @@ def refusal(saved, **options):
 
 def telling(name):
     """Return the fields of the scaler in a sample."""
-    return copy.deepcopy(recognised(saved_in(name))[1])
+    return copy.deepcopy(recognise(saved_in(name))[1])

@@ -13,7 +13,6 @@ from gradscale.core.exponent_histogram import (
     largest_scale,
     pooled,
     shift_between,
-    smallest_scale,
 )
 from gradscale.errors import ConfigError
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
@@ -50,14 +49,9 @@ def test_raising_the_scale_loses_no_more_and_lowering_overflows_no_more(numbers)
     seen = histogram(numbers)
     fates = [fate(seen, shift) for shift in range(-70, 70)]
     lost = [each.lost for each in fates]
-    overflow = [each.overflow for each in fates]
+    overflow = [each.overflowed for each in fates]
     assert lost == sorted(lost, reverse=True)
     assert overflow == sorted(overflow)
-
-
-def test_the_share_that_is_zero_counts_what_was_zero_before():
-    seen = fate(octaves({-26: 30, 0: 50}, zeros=20))
-    assert (seen.lost, seen.zero_share) == (30 / 80, 0.5)
 
 
 def test_the_borders_of_float16_are_those_of_its_exponents():
@@ -79,12 +73,12 @@ def test_what_lies_outside_of_the_bins_counts_as_lost_or_as_too_large(shift):
 
 def test_what_is_not_finite_stays_apart():
     seen = fate(octaves({0: 6}, zeros=10, nonfinite=4))
-    assert (seen.nonfinite, seen.lost, seen.overflow, seen.zero_share) == (4, 0, 0, 0.5)
+    assert (seen.nonfinite, seen.lost, seen.overflowed) == (4, 0, 0)
 
 
 def test_shares_of_nothing_are_zero():
     seen = fate(octaves({}))
-    assert (seen.lost, seen.coarse, seen.overflow, seen.zero_share) == (0, 0, 0, 0)
+    assert (seen.lost, seen.coarse) == (0, 0)
 
 
 def test_subnormals_are_coarse():
@@ -126,19 +120,6 @@ def test_scales_that_are_no_power_of_two_apart_are_refused(low, high):
         shift_between(low, high)
 
 
-@given(numbers=st.lists(NUMBERS, min_size=1, max_size=60), tolerated=st.floats(0, 0.5))
-def test_the_smallest_scale_is_the_first_that_loses_little_enough(numbers, tolerated):
-    seen = histogram(numbers, scale=8.0)
-    assume(seen.nonzero)
-    scale = smallest_scale(seen, tolerated)
-    if scale is None:
-        assert seen.deep / seen.nonzero > tolerated
-    else:
-        shift = shift_between(8.0, scale)
-        assert fate(seen, shift).lost <= tolerated
-        assert shift == -256 or fate(seen, shift - 1).lost > tolerated
-
-
 @given(numbers=st.lists(NUMBERS, min_size=1, max_size=60))
 def test_the_largest_scale_is_the_last_at_which_no_bin_overflows(numbers):
     seen = histogram([x for x in numbers if abs(x) >= 2.0**-43], scale=8.0)
@@ -176,10 +157,6 @@ def test_a_peak_tells_a_largest_scale_beyond_the_bins():
 )
 def test_a_largest_scale_that_is_not_known_is_none(seen):
     assert largest_scale(seen) is None
-
-
-def test_nothing_but_zeros_has_no_smallest_scale():
-    assert smallest_scale(octaves({}, zeros=5)) is None
 
 
 def test_a_histogram_counts_by_exponent():

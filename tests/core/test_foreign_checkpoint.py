@@ -12,7 +12,7 @@ import gradscale.torch
 from gradscale import DynamicScale, StaticScale
 from gradscale.core.checkpoint import Saved, pack, unpack
 from gradscale.core.foreign_checkpoint import Source
-from gradscale.core.incumbents import SOURCES
+from gradscale.core.foreign_rules import SOURCES
 from tests.core.imported import (
     SAMPLES,
     following,

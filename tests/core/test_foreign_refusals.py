@@ -7,7 +7,7 @@ import gradscale
 import gradscale.torch
 from gradscale import ConfigError, StateError, StaticScale
 from gradscale.core.checkpoint import Saved, pack
-from gradscale.core.incumbents import SOURCES
+from gradscale.core.foreign_rules import SOURCES
 from tests.core.imported import SAMPLES, imported, refusal, saved_in, telling
 
 # --- what is refused ------------------------------------------------------------------

@@ -21,8 +21,8 @@ from gradscale import (
     ScaleState,
     StaticScale,
 )
-from gradscale.core.ops import f32
 from gradscale.core.policies import HIGHEST_SCALE, LOWEST_SCALE
+from gradscale.core.state import f32
 from tests.strategies import (
     POLICIES,
     TOLERANCES,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from gradscale import StepRecord
 from gradscale.diagnosis import Diagnosis, diagnose_run
+from gradscale.judge.findings import clear_recovered, merge_repeats
 from gradscale.judge.judge import Judge
-from gradscale.judge.summary import folded, mended
 from gradscale.runfile import BINS, RunWriter, TensorSample, open_run
 from tests.judge import histories
 
@@ -57,7 +57,7 @@ def write(path, records: Iterable[StepRecord], *, culprits=None, **meta):
             for finding in said:
                 data = finding.as_dict()
                 writer.event(finding.code, step=record.step, data=data)
-    return folded(mended([*found, *judge.end()], judge.well_at))
+    return merge_repeats(clear_recovered([*found, *judge.end()], judge.healthy_at))
 
 
 def falling_loss(steps: int, seed: int = 0) -> list[float]:

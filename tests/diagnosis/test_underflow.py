@@ -153,18 +153,6 @@ def test_the_table_is_of_the_last_step_that_was_finite(tmp_path):
     assert (table.step, table.samples) == (2, 3)
 
 
-def test_what_backward_flushed_is_told_from_two_scales(tmp_path):
-    low = {"w": sample({-24: 800, -23: 1600, -22: 3200, -21: 3700}, zeros=700)}
-    high = {"w": sample({-24: 400, -23: 800, -22: 1600, -21: 3200, -20: 3500}, 500)}
-    told = written(tmp_path / "run.gs", high, low, scales=[2.0, 1.0]).flushed
-    assert (round(told.at_low, 3), round(told.true_zeros, 3)) == (0.04, 0.03)
-
-
-def test_one_scale_tells_nothing_of_what_was_flushed(tmp_path):
-    seen = {"w": sample({0: 9}, zeros=5)}
-    assert written(tmp_path / "run.gs", seen, seen).flushed is None
-
-
 def test_a_scale_of_1_that_loses_half_is_found(tmp_path):
     runs.write_sampled(tmp_path / "run.gs", [1.0] * 400)
     diagnosis = diagnosed(tmp_path / "run.gs")

@@ -14,6 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from typer.testing import CliRunner
+
+from gradscale.cli import app
+from gradscale.runfile import open_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("jax_nnx", "jax_equinox")
@@ -126,3 +130,57 @@ def test_the_equinox_model_multiplies_in_f16_and_normalises_in_f32():
     traced = eqx.filter_make_jaxpr(eqx.filter_grad(example.loss_of))(model, batch)[0]
     assert results_of("dot_general", traced) == {"f16"}
     assert results_of("rsqrt", traced) == {"f32"}
+
+
+# --- the recorded run -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return the file and the output of the recorded example."""
+    file = tmp_path_factory.mktemp("recorded") / "run.gs"
+    done = run("jax_recorded", "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    return file, done
+
+
+def test_every_step_of_the_recorded_run_is_in_its_file(recorded):
+    with open_run(recorded[0]) as run:
+        rows = list(run.steps())
+    assert [row.step for row in rows] == list(range(1, STEPS + 1))
+    assert rows[-1].loss < rows[0].loss
+
+
+def test_the_corrupt_batch_is_recorded_and_reported(recorded):
+    file, done = recorded
+    with open_run(file) as run:
+        row = next(run.steps(after_step=STEPS // 2))
+    assert (row.applied, row.verdict) == (False, "GS203")
+    assert f"since  step {STEPS // 2 + 1}" in done.stderr
+
+
+def test_the_recorded_run_ends_with_the_command_that_reads_it(recorded):
+    file, done = recorded
+    command = done.stdout.splitlines()[-1].partition("gradscale ")[2].split()
+    assert command == ["report", str(file)]
+    report = CliRunner().invoke(app, command)
+    assert report.exit_code == 0
+    assert f"{STEPS} steps" in report.stdout
+
+
+def test_the_recorded_step_is_compiled_once(recorded):
+    assert recorded[1].stderr.count("Compiling jit(train_step)") == 1
+
+
+def test_the_recorded_model_multiplies_in_f16():
+    example = module("jax_recorded")
+    x = np.ones((2, 1), np.float32)
+    params = example.init(jax.random.key(0))
+    traced = jax.make_jaxpr(jax.grad(example.loss_of))(params, x, x)
+    assert results_of("dot_general", traced) == {"f16"}
+
+
+def test_an_existing_file_is_refused_with_the_remedy(recorded):
+    refused = run("jax_recorded", "-o", str(recorded[0]))
+    assert refused.returncode == 2
+    assert "exists. Delete it, or pass -o" in refused.stderr

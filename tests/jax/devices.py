@@ -25,8 +25,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from gradscale import DynamicScale
-from gradscale.core.ops import PYTHON
-from gradscale.core.state import Observed
+from gradscale.core.state import PYTHON, Observed
 from gradscale.jax import (
     all_finite,
     current_scale,

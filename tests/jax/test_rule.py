@@ -16,10 +16,8 @@ from gradscale import (
     StateError,
     StaticScale,
 )
-from gradscale.core.ops import PYTHON
-from gradscale.core.state import Observed
+from gradscale.core.state import PYTHON, Observed
 from gradscale.jax import (
-    JAX,
     init,
     loss_scaled,
     observe,
@@ -203,11 +201,6 @@ def test_a_state_keeps_its_dtypes_when_it_moves():
     state = moved(policy, init(policy), True)
     kinds = [(value.dtype.name, value.weak_type) for value in state]
     assert kinds == [("float32", False), ("int32", False), ("int32", False)]
-
-
-def test_the_primitives_make_f32_and_i32():
-    assert JAX.scalar(0.5, None).dtype == jnp.float32
-    assert JAX.scalar(3, None).dtype == jnp.int32
 
 
 # select

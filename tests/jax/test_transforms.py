@@ -19,8 +19,7 @@ import pytest
 from jax import lax
 
 from gradscale import DynamicScale, NoScale, StaticScale
-from gradscale.core.ops import PYTHON
-from gradscale.core.state import Observed
+from gradscale.core.state import PYTHON, Observed
 from gradscale.jax import (
     current_scale,
     init,

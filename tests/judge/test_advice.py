@@ -2,15 +2,17 @@
 
 import pytest
 
-from gradscale.judge.advice import ADVICE
-from gradscale.judge.findings import SEVERITY
+from gradscale.judge.advice import ADVICE, advice_for
+from gradscale.judge.verdict_table import SEVERITY
 from tests.judge.advised import (
     BACKWARD,
     GREW,
     LOSS,
     NAMED,
+    PLACE,
     ROSE,
     SKIPS,
+    SOARED,
     said,
 )
 
@@ -66,8 +68,8 @@ def test_a_loss_that_recovered_before_points_at_its_batches_too():
 
 def test_steps_that_were_taken_make_the_loss_useless_and_not_the_run():
     text = said("GS203", LOSS, {"applied": 6, "steps": 8, "scale": "2^7"})
-    assert "steps were taken all the same, 6 of 8" in text
-    assert "for nothing" not in text
+    assert "6 of 8 steps were applied" in text
+    assert "without effect" not in text
 
 
 @pytest.mark.parametrize(
@@ -106,7 +108,7 @@ def test_a_scale_that_fell_before_comes_first():
 
 def test_a_loss_that_is_known_says_which_scale_it_leaves():
     text = said("GS206", {"scale": "2^16", "loss": 3.5, "fits": "2^14"})
-    assert "a loss of 3.5 leaves room for a scale of 2^14" in text
+    assert "a loss of 3.5 limits the scale to 2^14" in text
 
 
 def test_a_norm_without_growth_points_at_the_batch():
@@ -122,7 +124,7 @@ def test_a_fixed_scale_is_lowered_by_as_much_as_it_failed(steps, words):
 
 
 @pytest.mark.parametrize(
-    ("steps", "words"), [(0, "before the first step"), (5, "an edit in place")]
+    ("steps", "words"), [(0, "before the first step"), (5, "an in-place edit")]
 )
 def test_weights_that_are_gone_were_so_before_or_were_written(steps, words):
     assert words in said("GS207", {"since": 6, "steps_before": steps})
@@ -137,3 +139,146 @@ def test_missing_gradients_are_new_or_were_never_there(before, words):
 
 def test_a_falling_scale_asks_for_a_checkpoint():
     assert "checkpoint from before step 90" in said("GS210", {"since": 90})
+
+
+def test_one_tensor_of_many_is_a_local_fault():
+    text = said("GS208", BACKWARD, NAMED, {"tensors": 211})
+    assert "1 of 211 tensors, first decoder.3.wo.weight" in text
+
+
+def test_one_tensor_of_few_is_named_and_not_called_local():
+    text = said("GS208", BACKWARD, NAMED, {"tensors": 4})
+    assert "module of decoder.3.wo.weight" in text
+    assert "local" not in text
+
+
+def test_all_tensors_point_at_the_loss_function():
+    text = said("GS208", BACKWARD, NAMED, {"culprits": 4, "tensors": 4})
+    assert "All 4 tensors are hit" in text
+    assert "module of" not in text
+
+
+def test_most_tensors_point_at_no_module():
+    text = said("GS205", SKIPS, NAMED, {"culprits": 3, "tensors": 4})
+    assert "module of" not in text
+
+
+def test_all_tensors_under_a_fixed_scale_point_at_the_scale_alone():
+    text = said("GS205", SKIPS, NAMED, {"culprits": 4, "tensors": 4, "steps": 60})
+    assert text.startswith("None of the last 60 steps was applied")
+    assert "where backward begins" not in text
+
+
+PLACED = [("GS201", SKIPS), ("GS203", LOSS), ("GS208", BACKWARD), ("GS202", BACKWARD)]
+
+
+@pytest.mark.parametrize(("code", "seen"), PLACED)
+def test_a_place_that_is_known_comes_first(code, seen):
+    first, *_ = advice_for(code, {**seen, **PLACE})
+    assert first.startswith("Look at module pool, whose output is the first that is")
+
+
+@pytest.mark.parametrize(("code", "seen"), PLACED)
+def test_a_known_pattern_says_its_safe_form_and_its_module(code, seen):
+    known = {"place_at": "log in module head", "place_instead": "Use log_softmax."}
+    first, *_ = advice_for(code, {**seen, **PLACE, **known})
+    assert first == "Look at log in module head. Use log_softmax."
+
+
+def test_a_loss_that_rose_far_comes_before_a_place():
+    first, second, *_ = advice_for("GS203", {**LOSS, **SOARED, **PLACE})
+    assert "learning rate" in first
+    assert "module pool" in second
+
+
+@pytest.mark.parametrize(("kind", "word"), [("nan", "NaN"), ("inf", "infinity")])
+def test_a_batch_that_is_not_finite_is_to_be_checked(kind, word):
+    batch = {"place_module": "", "place_tensor": "input", "place": "input: 16 of 128"}
+    first, *_ = advice_for("GS203", {**LOSS, **PLACE, **batch, "place_kind": kind})
+    assert first.startswith(f"The batch of step 95 contains {word} before the forward")
+    assert "input: 16 of 128" in first
+
+
+@pytest.mark.parametrize(("kind", "word"), [("nan", "NaN"), ("inf", "infinity")])
+def test_a_bad_input_of_a_module_comes_from_the_computation_before_it(kind, word):
+    text = said("GS203", LOSS, PLACE, {"place_tensor": "input", "place_kind": kind})
+    assert f"The input of module pool contains {word}" in text
+    assert "The batch" not in text
+
+
+@pytest.mark.parametrize(
+    ("direction", "kind", "words"),
+    [
+        ("forward", "nan", "fully masked row"),
+        ("forward", "inf", "near 0"),
+        ("backward", "nan", "derivative"),
+        ("backward", "inf", "gradient is the first that is infinite"),
+    ],
+)
+def test_a_place_without_a_pattern_says_what_to_look_for(direction, kind, words):
+    made = {"place_direction": direction, "place_kind": kind}
+    assert words in advice_for("GS208", {**BACKWARD, **PLACE, **made})[0]
+
+
+def test_what_would_be_tried_without_a_place_is_not_tried_with_one():
+    text = said("GS208", BACKWARD, PLACE, NAMED, {"culprits": 4, "tensors": 4})
+    assert "where backward begins" not in text
+    assert "NaN gradients of a finite loss" not in text
+    assert "module of" not in said("GS201", SKIPS, PLACE, NAMED, {"tensors": 4})
+    assert "0/0, infinity minus infinity, the log" not in said("GS203", LOSS, PLACE)
+
+
+def test_without_names_the_first_thing_is_to_get_them():
+    assert "scaler.last.culprits" in said("GS208", BACKWARD)
+    assert "scaler.last.culprits" not in said("GS208", BACKWARD, NAMED)
+
+
+@pytest.mark.parametrize(
+    ("code", "seen"),
+    [("GS201", SKIPS), ("GS203", LOSS), ("GS208", BACKWARD), ("GS210", BACKWARD)],
+)
+def test_a_learning_rate_is_named_only_after_a_rise(code, seen):
+    assert "learning rate" not in said(code, seen)
+    text = said(code, seen, ROSE)
+    assert "from 2 to 8" in text
+    assert "before step 80 and continue with a lower learning rate" in text
+
+
+@pytest.mark.parametrize(
+    ("code", "seen"),
+    [("GS201", SKIPS), ("GS203", LOSS), ("GS208", BACKWARD), ("GS210", BACKWARD)],
+)
+def test_a_rise_at_once_names_the_learning_rate_and_no_checkpoint(code, seen):
+    first, *_ = advice_for(code, {**seen, **SOARED})
+    assert "from 8 to 6795" in first
+    assert "lower learning rate" in first
+    assert "checkpoint" not in first
+
+
+@pytest.mark.parametrize(
+    ("code", "seen"),
+    [("GS201", SKIPS), ("GS203", LOSS), ("GS208", BACKWARD), ("GS210", BACKWARD)],
+)
+def test_a_rise_that_stays_below_the_start_is_a_condition_and_comes_last(code, seen):
+    *before, last = advice_for(code, {**seen, **ROSE, "loss_start": 6.0})
+    assert "not above its initial 6. If the batches did not get harder" in last
+    assert "learning rate" not in " ".join(before)
+
+
+def test_a_rise_is_far_above_the_start_from_half_as_much_again():
+    assert "If the batches" in said("GS203", LOSS, ROSE, {"loss_start": 5.34})
+    assert "If the batches" not in said("GS203", LOSS, ROSE, {"loss_start": 5.33})
+
+
+def test_gradients_that_grew_everywhere_point_at_the_learning_rate():
+    assert "grown by 5 bits" in said("GS208", BACKWARD, GREW)
+
+
+def test_gradients_that_grew_in_one_tensor_do_not():
+    text = said("GS208", BACKWARD, GREW, NAMED, {"tensors": 211})
+    assert "learning rate" not in text
+
+
+def test_a_little_growth_is_none():
+    text = said("GS208", BACKWARD, GREW, {"gradients_grown_bits": 2.0})
+    assert "grown" not in text

@@ -65,13 +65,13 @@ def test_a_loss_was_finite_before_though_no_scale_fitted_yet():
 @pytest.mark.parametrize(
     ("taken", "cost"),
     [
-        (0, "7 batches lost; running statistics may have taken it in"),
+        (0, "7 batches lost; BatchNorm statistics may be contaminated"),
         (
             3,
-            "4 batches lost; running statistics may have taken it in; 3 of 7 steps "
-            "were taken",
+            "4 batches lost; BatchNorm statistics may be contaminated; 3 of 7 steps "
+            "were applied",
         ),
-        (7, "the value of the loss is of no use; the steps were taken"),
+        (7, "the value of the loss is unusable; the steps were applied"),
     ],
 )
 def test_a_loss_costs_the_batches_whose_steps_were_not_taken(taken, cost):
@@ -175,7 +175,7 @@ def test_a_collapse_says_what_gradients_were(kinds, word):
         BAD._replace(floor_steps=steps, nan=kind == "n")
         for steps, kind in enumerate(kinds, start=1)
     ]
-    assert f"gradients were {word} there" in found("GS202", floor).what
+    assert f"gradients are still {word}, 3 steps" in found("GS202", floor).what
 
 
 def test_a_loss_that_followed_a_fall_says_when_all_was_usual():

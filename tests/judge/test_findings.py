@@ -6,7 +6,14 @@ import pytest
 
 from gradscale.core.formatting import power
 from gradscale.judge.catalogue import BY_CODE
-from gradscale.judge.findings import SEVERITY, Finding, Health, by_severity
+from gradscale.judge.findings import (
+    Finding,
+    Health,
+    by_severity,
+    clear_recovered,
+    merge_repeats,
+)
+from gradscale.judge.verdict_table import SEVERITY
 
 
 def finding(code, step=10, hopeless=False, **fields):
@@ -145,3 +152,52 @@ def test_every_code_with_a_rank_is_in_the_catalogue():
 )
 def test_a_scale_is_written_as_people_say_it(scale, text):
     assert power(scale) == text
+
+
+def repeated(code="GS203", where="", step=10, since=4, hopeless=False, **evidence):
+    """Return a finding with this evidence alone."""
+    fields = {"where": where, "since": since, "evidence": evidence}
+    return finding(code, step, hopeless, **fields)
+
+
+@pytest.mark.parametrize(("healthy", "hopeless"), [(0, True), (10, True), (11, False)])
+def test_a_finding_is_hopeless_no_longer_once_the_run_has_recovered(healthy, hopeless):
+    (after,) = clear_recovered([repeated(step=10, hopeless=True, nan=True)], healthy)
+    assert after.hopeless == hopeless
+    assert after.evidence == {"nan": True} | ({} if hopeless else {"mended": True})
+
+
+def test_a_finding_that_is_not_hopeless_is_left_unchanged():
+    assert clear_recovered([repeated()], 20) == [repeated()]
+
+
+def test_findings_of_different_codes_or_locations_are_not_merged():
+    found = [repeated(), repeated("GS208"), repeated(where="a"), repeated(where="b")]
+    assert merge_repeats(found) == found
+
+
+def test_findings_of_one_code_and_location_are_merged_with_count_and_steps():
+    found = [repeated(step=10, since=4), repeated(step=30, since=28, loss="nan")]
+    (one,) = merge_repeats(found)
+    assert (one.step, one.since) == (30, 4)
+    assert one.what == "it happened; reported twice (steps 10 and 30)"
+    assert one.evidence == {
+        "loss": "nan",
+        "times": 2,
+        "first_step": 10,
+        "last_step": 30,
+    }
+
+
+def test_a_count_in_the_evidence_wins_over_the_number_of_findings():
+    found = [repeated(times=1), repeated(times=2), repeated(times=8)]
+    (one,) = merge_repeats(found)
+    assert one.evidence["times"] == 8
+    assert one.what == "it happened; 8 times (steps 10 to 10)"
+
+
+def test_the_hopeless_finding_of_a_group_is_kept():
+    found = [repeated(step=10), repeated(step=20, hopeless=True), repeated(step=30)]
+    (one,) = merge_repeats(found)
+    assert (one.step, one.hopeless) == (20, True)
+    assert (one.evidence["first_step"], one.evidence["last_step"]) == (10, 30)

@@ -1,21 +1,20 @@
-"""What is remembered of a run, and how it is saved."""
+"""The history of a run in a fixed number of scalars."""
 
-import json
 import math
 
-from gradscale.judge.history import Course, Streak
+from gradscale.judge.history import History, Streak
 from tests.judge.sick_runs import BAD, GOOD
 
 
-def course_of(records):
-    course = Course()
+def history_of(records):
+    history = History()
     for step, record in enumerate(records, start=1):
-        course.note(record._replace(step=step), ())
-    return course
+        history.add(record._replace(step=step), ())
+    return history
 
 
 def with_losses(*losses):
-    return course_of(GOOD._replace(loss=loss) for loss in losses)
+    return history_of(GOOD._replace(loss=loss) for loss in losses)
 
 
 def test_a_streak_knows_its_length_its_beginning_and_its_scales():
@@ -55,11 +54,11 @@ def test_a_streak_that_ended_begins_anew():
 
 def test_bad_steps_fall_from_the_last_scale_that_fitted():
     grown = BAD._replace(scale=2.0**17, grown=True)
-    assert course_of([GOOD, grown, BAD]).bad.origin == 2.0**16
+    assert history_of([GOOD, grown, BAD]).bad.origin == 2.0**16
 
 
 def test_bad_steps_before_any_good_one_fall_from_the_first_scale():
-    assert course_of([BAD._replace(scale=2.0**24), BAD]).bad.origin == 2.0**24
+    assert history_of([BAD._replace(scale=2.0**24), BAD]).bad.origin == 2.0**24
 
 
 def test_a_loss_that_rose_by_half_for_good_is_rising():
@@ -105,8 +104,8 @@ def test_a_first_loss_of_0_or_below_is_never_risen_from():
 
 def test_a_loss_that_nobody_read_is_known_to_have_been_finite():
     lost = BAD._replace(loss_finite=False)
-    assert course_of([BAD, lost]).loss_known
-    assert not course_of([lost, lost]).loss_known
+    assert history_of([BAD, lost]).loss_known
+    assert not history_of([lost, lost]).loss_known
 
 
 def test_a_loss_that_is_negative_is_never_called_rising():
@@ -114,16 +113,11 @@ def test_a_loss_that_is_negative_is_never_called_rising():
 
 
 def test_a_loss_that_is_not_finite_is_not_averaged():
-    course = with_losses(2.0, math.nan, math.inf, 4.0)
-    assert (course.losses, course.loss_mean) == (2, 3.0)
+    history = with_losses(2.0, math.nan, math.inf, 4.0)
+    assert (history.losses, history.loss_mean) == (2, 3.0)
 
 
 def test_only_neighbouring_samples_that_lost_too_much_are_a_row():
     samples = [GOOD._replace(lost=0.5), GOOD, GOOD._replace(lost=0.5)]
-    assert course_of(samples).lost.length == 2
-    assert course_of([*samples, GOOD._replace(lost=0.0)]).lost.length == 0
-
-
-def test_a_course_survives_a_file():
-    course = course_of([GOOD, BAD, GOOD._replace(lost=0.5, loss=1.5), BAD])
-    assert Course.from_dict(json.loads(json.dumps(course.as_dict()))) == course
+    assert history_of(samples).lost.length == 2
+    assert history_of([*samples, GOOD._replace(lost=0.0)]).lost.length == 0

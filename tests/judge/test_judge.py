@@ -142,9 +142,9 @@ def test_a_run_was_well_when_ten_steps_in_a_row_were_finite():
     judge = Judge()
     records = [*[BAD] * 5, *[GOOD] * 9, BAD, *[GOOD] * 12, *[BAD] * 3]
     findings_of(renumbered(records[:15]), judge)
-    assert judge.well_at == 0
+    assert judge.healthy_at == 0
     findings_of(renumbered(records)[15:], judge)
-    assert judge.well_at == 27
+    assert judge.healthy_at == 27
 
 
 def test_poisoned_batches_are_told_at_the_1st_2nd_4th_and_8th_time():
@@ -234,14 +234,14 @@ def test_a_collapse_prints_what_where_since_cost_advice_and_the_command():
         "skipped\n"
         "  where  a.weight\n"
         "  since  step 51\n"
-        "  seen   NaN among the gradients; the loss was finite; 9 steps in a row; S "
-        "fell by 8 bits from 2^16 to 2^8; 1 of 211 tensors not finite, first a.weight\n"
-        "  cost   no step was taken; 9 batches lost\n"
-        "  try 1  The fault is local, 1 of 211 tensors, first a.weight: run its module "
-        "in float32: torch.autocast(device, enabled=False).\n"
-        "  try 2  NaN under a finite loss is a derivative that is not defined: a root, "
-        "a norm or a power at 0, 0/0, a mask of infinity. Keep the argument away from "
-        "0 before the operation, not after it.\n"
+        "  seen   NaN gradients; the loss was finite; 9 steps in a row; S fell by "
+        "8 bits from 2^16 to 2^8; 1 of 211 tensors not finite, first a.weight\n"
+        "  cost   no step was applied; 9 batches lost\n"
+        "  try 1  The problem is local, 1 of 211 tensors, first a.weight: run its "
+        "module in float32: torch.autocast(device, enabled=False).\n"
+        "  try 2  NaN gradients of a finite loss come from an undefined derivative: a "
+        "root, a norm or a power at 0, 0/0, a mask of infinity. Keep the argument away "
+        "from 0 before the operation, not after it.\n"
         "  more   gradscale explain GS208"
     )
 

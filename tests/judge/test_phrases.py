@@ -1,4 +1,4 @@
-"""Evidence is said in words, and nothing of it is left out."""
+"""Evidence is printed in words, and none of it is left out."""
 
 import pytest
 
@@ -10,35 +10,34 @@ from gradscale.judge.phrases import in_words
     [
         (
             {"loss": "nan", "over": False, "finite_before": True},
-            "the loss was NaN, and finite before",
+            "the loss was NaN, finite before",
         ),
         (
             {"loss": "inf", "over": True, "finite_before": True},
-            "the loss was infinite, and finite before and after",
+            "the loss was infinite, finite before and after",
         ),
         (
             {"loss": "inf", "over": True, "finite_before": False},
-            "the loss was infinite, and finite after",
+            "the loss was infinite, finite after",
         ),
         (
             {"loss": "not finite", "over": False, "finite_before": False},
-            "the loss was not finite, and was never finite before",
+            "the loss was not finite, never finite before",
         ),
         (
             {"loss": 3.5, "fits": "2^14", "scale": "2^16", "times": 4},
-            "the loss was 3.5; 4 times; S = 2^16; as float16 it leaves room for "
-            "S = 2^14",
+            "the loss was 3.5; 4 times; S = 2^16; in float16 it fits up to S = 2^14",
         ),
-        ({"steps": 8, "applied": 6}, "6 of 8 steps taken; 8 steps in a row"),
+        ({"steps": 8, "applied": 6}, "6 of 8 steps applied; 8 steps in a row"),
         ({"steps": 1, "applied": 0, "times": 1}, ""),
         ({"steps": 20, "of": 60}, "20 of 60 steps skipped"),
         (
             {"nan": True, "loss_finite": True},
-            "NaN among the gradients; the loss was finite",
+            "NaN gradients; the loss was finite",
         ),
         (
             {"nan": False, "loss_finite": False},
-            "infinity and no NaN; the loss was not finite",
+            "infinite gradients, no NaN; the loss was not finite",
         ),
         ({"scale_from": "2^14", "scale": "2^7"}, "S fell from 2^14 to 2^7"),
         ({"scale_from": "2^7", "scale": "2^7", "fallen": False}, "S = 2^7"),
@@ -55,8 +54,8 @@ from gradscale.judge.phrases import in_words
             "the largest gradient is usually about 2^-11 and is about 2^-7 now",
         ),
         ({"at_floor": True, "falling": True}, "S is at its floor; S is falling"),
-        ({"at_floor": False, "falling": False}, "S holds its place"),
-        ({"floor_steps": 3}, "3 in a row at the floor"),
+        ({"at_floor": False, "falling": False}, "S is stable"),
+        ({"floor_steps": 3}, "3 steps in a row at the floor"),
         (
             {"lost": 0.41, "amax": 0.02, "headroom_bits": 21.6, "room": "2^19"},
             "41% of the elements too small; largest scaled gradient 0.02; 21.6 bits "
@@ -74,24 +73,25 @@ from gradscale.judge.phrases import in_words
         ({"loss_low": 2.0, "loss_mean": 8.0}, "the loss had risen from 2 to 8"),
         (
             {"loss_start": 8.64, "loss_last": 1625.0},
-            "the loss had gone from 8.64 to 1625",
+            "the loss had risen from 8.64 to 1625",
         ),
         (
             {"gradients_grown_bits": 2.44, "usual_before": 87},
-            "gradients had grown by 2.44 bits; all was as usual before step 87",
+            "gradients had grown by 2.44 bits; usual values before step 87",
         ),
-        ({"steps_before": 20}, "20 steps before"),
-        ({"gradients_before": True}, "gradients before"),
-        ({"gradients_before": False}, "never a gradient before"),
-        ({"mended": True}, "ten steps in a row were finite later"),
+        ({"steps_before": 20}, "20 earlier steps"),
+        ({"steps_before": 1}, "1 earlier step"),
+        ({"gradients_before": True}, "there were gradients before"),
+        ({"gradients_before": False}, "no gradients so far"),
+        ({"mended": True}, "ten finite steps in a row followed"),
         (
             {"place": "forward of pool", "place_step": 9, "place_kind": "nan"},
-            "first not finite in step 9: forward of pool",
+            "observed in step 9: forward of pool",
         ),
         ({"times": 3, "first_step": 4, "last_step": 90}, ""),
         ({"since": 4}, ""),
         ({"not_known": True, "other": 1.23456}, "not known yes; other 1.235"),
     ],
 )
-def test_evidence_is_said_in_words(evidence, words):
+def test_evidence_is_printed_in_words(evidence, words):
     assert in_words(evidence) == words

@@ -6,18 +6,18 @@ from itertools import pairwise
 import pytest
 
 from gradscale import DynamicScale, Observed, StepRecord
-from gradscale.core.ops import PYTHON
+from gradscale.core.state import PYTHON
 from gradscale.judge.judge import Judge
-from gradscale.judge.trend import Slope, exponent
+from gradscale.judge.trend import Trend, exponent
 from tests.judge import histories
 from tests.judge.histories import NOISE, dynamic, healthy
 
 CALM = StepRecord(step=1, scale=2.0**16, applied=True, finite=True, amax=100.0)
 
 
-def alarms_of(records, slope=None):
-    slope = slope or Slope()
-    seen = (slope.see(record) for record in records)
+def alarms_of(records, trend=None):
+    trend = trend or Trend()
+    seen = (trend.add(record) for record in records)
     return [alarm for alarm in seen if alarm is not None]
 
 
@@ -135,9 +135,9 @@ def test_an_alarm_waits_for_a_finite_step():
 
 
 def test_backoffs_for_a_known_cause_are_no_fall():
-    slope = Slope()
+    trend = Trend()
     for record in steady([16] * 1000 + [15, 14, 13, 12, 11]):
-        assert slope.see(record, blamed=record.step >= 1000) is None
+        assert trend.add(record, blamed=record.step >= 1000) is None
 
 
 def test_a_run_that_came_back_may_fall_again():
@@ -194,12 +194,12 @@ def test_large_gradients_that_stay_as_they_are_give_none():
 
 
 def test_growth_is_measured_without_the_scale():
-    slope = Slope()
-    alarms_of(growing(9), slope)
+    trend = Trend()
+    alarms_of(growing(9), trend)
     doubled = [r._replace(scale=2.0**20, amax=r.amax * 16.0) for r in growing(9)]
-    other = Slope()
+    other = Trend()
     alarms_of(doubled, other)
-    assert other.growth() == slope.growth()
+    assert other.growth() == trend.growth()
 
 
 @pytest.mark.parametrize(

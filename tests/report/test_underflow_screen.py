@@ -146,19 +146,6 @@ def test_advice_of_a_finding_is_not_repeated(tmp_path):
     assert "About 40 % of the elements are lost at S = 2^0; see GS209 below" in shown
 
 
-def test_two_scales_that_tell_nothing_are_no_word_worth_where_zeros_are_true(tmp_path):
-    path = tmp_path / "run.gs"
-    with RunWriter(path) as writer:
-        for step, scale, bins in ((1, 2.0, {3: 50}), (2, 1.0, {-2: 50})):
-            writer.step(step, scale, True, "GS000", amax=1.0)
-            writer.samples(step, {"w": sample(bins, zeros=40)})
-    with open_run(path) as run:
-        underflow = diagnose_run(run).underflow
-    assert not underflow.flushed.reliable
-    shown = printed(Group(*underflow_parts(underflow, 120)), 120)
-    assert "samples" not in shown
-
-
 def test_without_a_finding_the_table_has_advice(tmp_path):
     shown = table(tmp_path / "run.gs", {"w": sample({-20: 40, 0: 50}, below=5)}, 120)
     assert "About 5.3 % of the elements are lost at S = 2^0: raise it to 2^13," in shown

@@ -62,7 +62,7 @@ def test_a_child_that_does_not_record_says_nothing(tmp_path):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 writer.close()
-                writer._at_exit()
+                writer._close_at_exit()
             return len(caught)
 
         assert in_child(leave) == "0"
@@ -131,7 +131,7 @@ def test_a_fork_waits_for_the_end_of_a_transaction(tmp_path):
 
         writer._committer._commit = slow_commit
         writer.step(1, 65536.0, True, "GS000")
-        writer._committer.hurry()
+        writer._committer.wake()
         # The lock alone may still be that of the transaction before.
         assert begun.wait(60.0)
         assert in_child(lambda: seen) == "['ended']"

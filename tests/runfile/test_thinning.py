@@ -62,12 +62,6 @@ def test_a_step_is_kept_once():
     assert thinned([1, 2, 2, 1, 3], 10) == [1, 2, 3]
 
 
-def test_a_cut_forgets_the_step_and_all_after_it():
-    kept = Thinning([1, 5, 9])
-    kept.cut(5)
-    assert kept.steps == [1]
-
-
 @pytest.mark.parametrize(
     ("tensors", "steps"), [(0, 1000), (100, 1000), (1000, 300), (10**5, 8)]
 )

@@ -97,7 +97,7 @@ def test_a_replaced_file_is_noticed_and_left_alone(tmp_path):
     writer.flush()
     (tmp_path / "other").write_bytes(b"mine")
     os.replace(tmp_path / "other", tmp_path / "run.gs")
-    with pytest.warns(GradscaleWarning, match=r"another file was put in its place"):
+    with pytest.warns(GradscaleWarning, match=r"replaced by another"):
         writer.close()
     assert (tmp_path / "run.gs").read_bytes() == b"mine"
 

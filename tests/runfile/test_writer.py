@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 
 import gradscale
-from gradscale import ConfigError, GradscaleWarning, StateError
+from gradscale import ConfigError, StateError
 from gradscale.runfile import RunWriter, open_run, path_for_rank
 from gradscale.runfile.creation import prepare
 
@@ -296,49 +296,3 @@ def test_a_distance_of_samples_below_one_is_refused(tmp_path):
 def test_importing_gradscale_does_not_load_sqlite():
     done = python("import gradscale, sys; print('sqlite3' in sys.modules)")
     assert done.stdout == "False\n"
-
-
-def row(step):
-    return step, 100.0 + step, 8.0, True, "GS000", None, 1.0, 0.5
-
-
-def test_rows_may_come_together_and_with_their_times(tmp_path):
-    with RunWriter(tmp_path / "run.gs") as writer:
-        writer.step(1, 8.0, True, "GS000")
-        writer.rows([row(2), row(3)])
-        writer.event("GS001", step=3)
-    with open_run(tmp_path / "run.gs") as run:
-        rows = list(run.steps())
-    assert [one.step for one in rows] == [1, 2, 3]
-    assert [one.time for one in rows[1:]] == [102.0, 103.0]
-
-
-def test_rows_that_come_together_are_dropped_as_others_are(tmp_path):
-    with RunWriter(tmp_path / "run.gs", backlog=0) as writer:
-        with pytest.warns(GradscaleWarning, match="does not keep up"):
-            writer.rows([row(1), row(2)])
-        assert writer.dropped == 2
-    writer.rows([row(3)])
-
-
-def test_whoever_holds_rows_back_is_asked_for_them(tmp_path):
-    threads, held = [], [row(1), row(2)]
-    with RunWriter(tmp_path / "run.gs") as writer:
-
-        def hand_over():
-            threads.append(threading.current_thread())
-            writer.rows(held)
-            held.clear()
-
-        writer.ask(hand_over)
-        assert writer.flush()
-        with open_run(tmp_path / "run.gs") as run:
-            assert run.last_step == 2
-    assert threading.main_thread() not in threads
-
-
-def test_a_writer_of_another_rank_asks_nobody(tmp_path):
-    writer = RunWriter(tmp_path / "run.gs", rank=1)
-    writer.ask(pytest.fail)
-    writer.rows([row(1)])
-    assert not os.listdir(tmp_path)

@@ -1,8 +1,8 @@
 """Sick training scripts and their healthy twins, which differ in one line.
 
-A folder holds a pair: `sick.py` and `well.py`. They import torch alone. Each is run by
-`gradscale run` unchanged, and `gradscale doctor` must find the cause.
-`diff tests/sick/root_at_zero/*.py` shows the difference.
+A folder holds a pair: `sick.py` and `well.py`. They import torch alone. Each runs
+unmodified below `gradscale run`, and `gradscale doctor` must find the cause.
+`diff tests/sick/root_at_zero/*.py` shows the difference of a pair.
 """
 
 import difflib
@@ -13,6 +13,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +27,8 @@ from tests.sick.cases import BLAMELESS, CASES
 HERE = Path(__file__).parent
 # Sums differ with the number of threads.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+# Seconds until a pair of scripts counts as stuck.
+PATIENCE = 120
 ADVISES_A_LOWER_RATE = re.compile(r"lower (the )?learning rate")
 
 
@@ -49,8 +53,47 @@ WELL = Judged("healthy", [], 0, 0)
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory):
-    """Return a function that runs a pair in parallel and judges both."""
+def run(tmp_path_factory):
+    """Return a function that runs scripts at the same time and returns exit codes.
+
+    It takes the scripts by run file. All run below one `gradscale run`.
+    """
+    record = tmp_path_factory.mktemp("launcher") / "run.gs"
+    command = ["-m", "gradscale", "run", "-o", record, HERE / "launcher.py"]
+    launcher = subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        env=ENVIRONMENT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+
+    def run(scripts):
+        jobs = [[str(script), str(record)] for record, script in scripts.items()]
+        late = threading.Timer(PATIENCE, os.killpg, (launcher.pid, signal.SIGKILL))
+        late.start()
+        try:
+            print(json.dumps(jobs), file=launcher.stdin, flush=True)
+            return json.loads(launcher.stdout.readline())
+        finally:
+            late.cancel()
+
+    yield run
+    launcher.stdin.close()
+    try:
+        launcher.wait(timeout=PATIENCE)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+        launcher.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def judged(run, tmp_path_factory):
+    """Return a function that runs a pair, both at the same time, and judges it."""
 
     @functools.cache
     def judge(name):
@@ -64,34 +107,6 @@ def judged(tmp_path_factory):
         return dict(zip(folders, map(verdict_on, scripts, ended), strict=True))
 
     return judge
-
-
-def run(scripts):
-    """Run scripts under `gradscale run` in parallel; return their exit codes.
-
-    Args:
-        scripts: By run file; each script runs in the folder of its file.
-    """
-    started = []
-    try:
-        for record, script in scripts.items():
-            command = ["-m", "gradscale", "run", "-o", str(record), str(script)]
-            process = subprocess.Popen(
-                [sys.executable, *command],
-                cwd=record.parent,
-                env=ENVIRONMENT,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            started.append(process)
-        return [process.wait(timeout=120) for process in started]
-    finally:
-        for process in started:
-            if process.poll() is None:
-                # The whole group: the script is a child process.
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 def verdict_on(record, ended):
@@ -118,7 +133,7 @@ def test_nothing_is_found_on_the_healthy_twin(judged, name):
     assert judged(name)["well"] == WELL
 
 
-def test_a_scale_far_below_1_at_which_all_is_finite_is_no_collapse(tmp_path):
+def test_a_scale_far_below_1_that_fits_is_no_collapse(run, tmp_path):
     record = tmp_path / "run.gs"
     [ended] = run({record: HERE / "raw_prices.py"})
     assert verdict_on(record, ended) == WELL

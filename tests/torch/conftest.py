@@ -1,4 +1,4 @@
-"""What every test of the torch room stands on."""
+"""Fixtures of all tests of the torch room."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from gradscale.torch.monitor import reporting
+from gradscale.recording import session
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -22,7 +22,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """Return the device on which kernels run here; the CPU has Triton's interpreter."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch) -> None:
     """Write bundles of runs that are stopped into a folder of the test."""
-    monkeypatch.setattr(reporting, "BUNDLES", tmp_path)
+    monkeypatch.setattr(session, "BUNDLES", tmp_path)

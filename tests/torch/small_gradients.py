@@ -42,6 +42,12 @@ def run_step(meter, model, scale, *, half, batch=0):
     return [] if sample is None else [sample]
 
 
+def zero_share(fate):
+    """Return the share of all elements that is 0 in float16, for whatever reason."""
+    counts = fate.zeros, fate.flushed, fate.degraded, fate.normal, fate.overflowed
+    return (fate.zeros + fate.flushed) / (sum(counts) + fate.nonfinite)
+
+
 def weights(model):
     """Return the parameters by name; one element is at most 0.01 percent of them."""
     return dict(model.named_parameters())

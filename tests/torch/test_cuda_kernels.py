@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from gradscale.torch import GradScaler, kernels, optim
+from gradscale.torch import GradScaler, optim
 from gradscale.torch.kernels import torch_fused_adam as standing_in
 from tests.torch.on_cuda import (
     BAD_STEPS,
@@ -44,12 +44,6 @@ WAITS = {
     "cuCtxSynchronize",
     "cuEventSynchronize",
 }
-
-
-@pytest.fixture(autouse=True)
-def _working(monkeypatch):
-    """Let each test begin, and leave, as if no kernel had failed."""
-    monkeypatch.setattr(kernels, "_broken", None)
 
 
 def ready(make, layers=1, **how):

@@ -1,4 +1,4 @@
-"""Is the device there, and is it given nothing that it cannot do?"""
+"""Names and availability of devices, and operations that they lack."""
 
 import warnings
 
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradscale import ConfigError, GradscaleWarning
 from gradscale.torch import GradScaler
-from gradscale.torch.devices import device_type, is_there
+from gradscale.torch.devices import device_type, is_available
 from gradscale.torch.grads.read_plain import read_on_device
 from gradscale.torch.grads.unscale import inverse
 from tests.torch.training import INF, backward, parameter
@@ -51,18 +51,18 @@ class _Module:
 
 @pytest.fixture(params=["xpu", "mps"])
 def missing(request, monkeypatch):
-    """Return the type of a device that is not there, whatever machine this is."""
+    """Return the type of a device that is not available, on any machine."""
     monkeypatch.setattr(torch, "get_device_module", lambda kind: _Module(False))
     return request.param
 
 
 def test_a_missing_device_is_a_coded_warning_at_the_callers_line(missing):
-    with pytest.warns(GradscaleWarning, match=f"'{missing}', which is not") as said:
+    with pytest.warns(GradscaleWarning, match=f"'{missing}', which is not") as caught:
         GradScaler(missing)
-    assert [w.message.code for w in said] == ["GS107"]
-    assert said[0].filename == __file__
-    assert "device='cpu'" in str(said[0].message)
-    assert "enabled=False" in str(said[0].message)
+    assert [w.message.code for w in caught] == ["GS107"]
+    assert caught[0].filename == __file__
+    assert "device='cpu'" in str(caught[0].message)
+    assert "enabled=False" in str(caught[0].message)
 
 
 def test_a_missing_device_turns_scaling_off(missing):
@@ -72,28 +72,28 @@ def test_a_missing_device_turns_scaling_off(missing):
     assert scaler.scale(torch.ones(())).item() == 1.0
 
 
-def test_nothing_is_said_of_a_missing_device_if_scaling_is_off_anyway(missing):
+def test_a_missing_device_gives_no_warning_where_scaling_is_off(missing):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GradScaler(missing, enabled=False)
 
 
 @pytest.mark.parametrize("kind", ["xpu", "mps"])
-def test_a_device_that_is_there_is_used(kind, monkeypatch):
+def test_a_device_that_is_available_is_used(kind, monkeypatch):
     monkeypatch.setattr(torch, "get_device_module", lambda kind: _Module(True))
     assert GradScaler(kind).is_enabled()
 
 
-def test_a_device_without_a_module_is_not_there():
-    assert not is_there("meta")
+def test_a_device_without_a_module_is_not_available():
+    assert not is_available("meta")
 
 
-@pytest.mark.parametrize(("absent", "there"), [(True, False), (False, True)])
-def test_cuda_is_there_if_torch_does_not_deny_it(absent, there, monkeypatch):
+@pytest.mark.parametrize(("absent", "available"), [(True, False), (False, True)])
+def test_cuda_is_available_unless_torch_denies_it(absent, available, monkeypatch):
     monkeypatch.setattr(
         torch.cuda.amp.common, "amp_definitely_not_available", lambda: absent
     )
-    assert is_there("cuda") is there
+    assert is_available("cuda") is available
 
 
 class NoF64(TorchDispatchMode):
@@ -107,7 +107,7 @@ class NoF64(TorchDispatchMode):
         return returned
 
 
-def test_the_mode_fails_where_there_is_an_f64():
+def test_the_mode_fails_at_an_f64():
     with NoF64(), pytest.raises(TypeError, match="made an f64"):
         torch.ones(()).double()
 
@@ -134,7 +134,7 @@ def test_reading_on_a_device_without_f64_makes_none(dtype, norm_type):
     grads = [torch.ones(3, dtype=dtype, device="meta") for _ in range(2)]
     with NoF64():
         peak, each, norm = read_on_device(grads, norm_type)
-    assert (peak.dtype, each().dtype) == (torch.float32, torch.float32)
+    assert (peak.dtype, each.dtype) == (torch.float32, torch.float32)
     assert norm is None or norm.dtype is torch.float32
 
 
@@ -143,7 +143,7 @@ def test_the_inverse_makes_no_f64():
         assert inverse(torch.tensor(3.0)).dtype is torch.float32
 
 
-def test_the_scale_lives_where_the_first_loss_was():
+def test_the_scale_is_on_the_device_of_the_first_loss():
     scaler = GradScaler("cpu")
     scaler.scale(torch.ones((), device="meta"))
     assert scaler._scale.device.type == "meta"

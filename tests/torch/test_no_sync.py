@@ -1,4 +1,4 @@
-"""No host sync: nothing asks the device for a value, but where that is the promise."""
+"""No host sync: no value is read from the device, except where that is documented."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gradscale.torch import GradScaler
-from gradscale.torch.device_state.host_copy import Mailbox
+from gradscale.torch.device_state.async_copy import LAG, PERIOD, RowCopies
 from tests.torch.training import FUSED, INF, PLAIN, CustomFused, parameter, planted
 
 # Every operator that takes a value, or a shape that depends on values, to the host.
@@ -63,7 +63,7 @@ class ListCount(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("name", ["tolist", "numpy", "cpu"])
-def test_the_other_counter_sees_what_makes_a_list(name):
+def test_the_other_counter_sees_calls_that_make_a_list(name):
     with ListCount() as lists:
         getattr(torch.ones(2), name)()
     assert lists.seen == {name: 1}
@@ -125,8 +125,8 @@ moments = pytest.mark.parametrize("unscale", [False, True], ids=["", "unscale_"]
 def test_a_whole_step_with_a_fused_optimizer_has_none(make, grad, clip, unscale):
     scaler, param = GradScaler("cpu"), parameter(3)
     optimizer = make([param], lr=1.0)
-    # The guard reads what has arrived from the third step on.
-    for _ in range(4):
+    # Rows of the first steps are judged within these.
+    for _ in range(PERIOD + LAG):
         assert _iteration(scaler, optimizer, param, grad, clip, unscale) == {}
 
 
@@ -137,7 +137,7 @@ def test_a_whole_step_with_a_fused_optimizer_has_none(make, grad, clip, unscale)
 def test_a_whole_step_with_a_plain_optimizer_has_one(make, grad, clip, unscale):
     scaler, param = GradScaler("cpu"), parameter(3)
     optimizer = make([param], lr=1.0)
-    for _ in range(4):
+    for _ in range(PERIOD + LAG):
         seen = _iteration(scaler, optimizer, param, grad, clip, unscale)
         # Adam's step counters are on the host: its own reads are not the scaler's.
         assert seen == Counter(_local_scalar_dense=1) + _own(make, grad)
@@ -175,25 +175,26 @@ def test_fused_sgd_with_momentum_has_none(momentum):
 
 
 @pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
-def test_only_the_mailbox_makes_lists(make, monkeypatch):
-    monkeypatch.setattr(Mailbox, "exchange", lambda self, facts, **known: None)
+def test_only_copies_of_rows_make_lists(make, monkeypatch):
+    monkeypatch.setattr(RowCopies, "advance", lambda self, state: [])
     scaler, param = GradScaler("cpu"), parameter(3)
     optimizer = make([param], lr=1.0)
     with ListCount() as lists:
-        for grad in (1.0, INF, 1.0, 1.0):
+        for grad in (1.0, INF, 1.0, 1.0, 1.0, 1.0, 1.0):
             _iteration(scaler, optimizer, param, grad, "optimizer", False)
     assert lists.seen == {}
 
 
-def test_the_mailbox_fetches_the_facts_of_two_steps_ago_at_once():
+def test_rows_are_read_once_a_period_after_the_lag():
     scaler, param = GradScaler("cpu"), parameter(3)
     optimizer = torch.optim.AdamW([param], fused=True)
     seen = []
-    for _ in range(4):
+    for update in range(1, 3 * PERIOD):
         with ListCount() as lists:
             _iteration(scaler, optimizer, param, 1.0, "optimizer", False)
-        seen.append(dict(lists.seen))
-    assert seen == [{}, {}, {"cpu": 1}, {"cpu": 1}]
+        if lists.seen:
+            seen.append(update)
+    assert seen == [PERIOD + LAG, 2 * PERIOD + LAG]
 
 
 def test_two_fused_optimizers_have_none():
@@ -230,7 +231,7 @@ def test_asking_for_the_outcome_has_none_until_it_is_read():
         lambda s: s.policy,
     ],
 )
-def test_what_need_not_sync_does_not(call):
+def test_these_calls_do_not_sync(call):
     scaler = GradScaler("cpu")
     scaler.scale(torch.zeros(()))
     with SyncCount() as syncs:

@@ -6,9 +6,9 @@ from dataclasses import asdict, fields
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from gradscale.core.incumbents import foreign
-from gradscale.core.ops import f32
+from gradscale.core.foreign_rules import foreign_state_error
 from gradscale.core.policies import DynamicScale, NoScale, StaticScale
+from gradscale.core.state import f32
 from gradscale.errors import ConfigError, StateError
 
 FORMAT = 1
@@ -99,9 +99,9 @@ def unpack(state: Mapping[str, Any], policy: AnyPolicy) -> Saved:
     Raises:
         StateError: The checkpoint cannot be loaded.
     """
-    elsewhere = foreign(state)
-    if elsewhere is not None:
-        raise elsewhere
+    foreign = foreign_state_error(state)
+    if foreign is not None:
+        raise foreign
     if not isinstance(state, Mapping):
         raise StateError(
             f"The checkpoint is a {type(state).__name__}, not a dict. There is no "

@@ -7,8 +7,7 @@ digits, from 65520 on it is rounded to infinity (the largest float16 is 65504).
 
 Zeros do not move. Those that were flushed inside a backward pass in float16 look like
 true zeros, whatever is measured afterwards; `gradscale.core.flushed_zeros` estimates
-how many they are, and `gradscale.core.flushed` tells them apart by comparing two
-scales.
+how many they are.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,8 +23,6 @@ FLUSHED_BELOW, NORMAL_FROM, TOO_LARGE_FROM = -25, -14, 16
 INFINITE_FROM = 65520.0
 # The share of elements that a scale may lose without advice to raise it.
 TOLERATED = 0.003
-# No two scales of f32 are further apart.
-_FURTHEST = 256
 
 
 class Counted(Protocol):
@@ -163,17 +160,6 @@ class Fate(NamedTuple):
         return self.degraded / max(self._nonzero, 1)
 
     @property
-    def overflow(self) -> float:
-        """The share of them that becomes infinite."""
-        return self.overflowed / max(self._nonzero, 1)
-
-    @property
-    def zero_share(self) -> float:
-        """The share of all elements that is 0 in float16."""
-        every = self.zeros + self._nonzero + self.nonfinite
-        return (self.zeros + self.flushed) / max(every, 1)
-
-    @property
     def _nonzero(self) -> int:
         return self.flushed + self.degraded + self.normal + self.overflowed
 
@@ -222,22 +208,6 @@ def shift_between(low: float, high: float) -> int:
             code="GS101",
         )
     return exponent - base
-
-
-def smallest_scale(seen: Histogram, tolerated: float = TOLERATED) -> float | None:
-    """Return the smallest scale that loses at most this share; None if none does.
-
-    Of those that are a power of two times the scale of the histogram.
-
-    >>> smallest_scale(Histogram(1.0, 5, 0, -26, (60, 20, 20), 0, 0))
-    2.0
-    """
-    # The share only falls as the scale rises.
-    for shift in range(-_FURTHEST, _FURTHEST):
-        told = fate(seen, shift)
-        if told.lost <= tolerated:
-            return told.scale if seen.nonzero else None
-    return None
 
 
 def largest_scale(seen: Histogram, peak: float | None = None) -> float | None:

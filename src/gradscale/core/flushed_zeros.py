@@ -22,8 +22,6 @@ is sinking, with a mean within two spreads of the border and a twentieth of it 0
 none of them reaches the normal float16. Else its zeros are true: a factor that is
 still 0, a part that has no say. A few elements that sink are no evidence for many: a
 bias whose gradient cancels out is nothing but rounding, at any scale.
-
-Two scales tell more: see `gradscale.core.flushed`.
 """
 
 from bisect import bisect_left

@@ -1,20 +1,19 @@
-"""From the saved state of another scaler to a checkpoint that goes on as it would."""
+"""Imports the saved state of another scaler as a checkpoint of this format."""
 
 from dataclasses import asdict
 from typing import Any, Literal
 
 from gradscale.core.checkpoint import KEY, TORCH_KEYS, Saved, built, pack, unpack
-from gradscale.core.foreign_rules import READERS, Given
-from gradscale.core.incumbent_fields import Fields
-from gradscale.core.incumbents import (
+from gradscale.core.foreign_rules import (
+    READERS,
     SOURCES,
-    ambiguous,
-    other_source,
-    recognised,
-    unknown,
+    Fields,
+    Given,
+    library_names,
+    recognise,
 )
 from gradscale.core.policies import DynamicScale, StaticScale
-from gradscale.errors import ConfigError
+from gradscale.errors import ConfigError, StateError
 
 Source = Literal["torch", "apex", "deepspeed", "megatron", "fairseq", "flax", "jmp"]
 SETTINGS = (
@@ -30,27 +29,27 @@ SETTINGS = (
 def import_state(
     saved: Any, *, source: Source | None = None, **settings: float
 ) -> dict[str, Any]:
-    """Turn the saved state of another scaler into a checkpoint of this format.
+    """Convert the saved state of another scaler to a checkpoint of this format.
 
-    The scales that follow are those that the other scaler would have gone on with, as
-    far as its rule can be said by `DynamicScale`; docs/policies.md has the exceptions.
-    Nothing is changed.
+    The scales that follow are those of the other scaler, as far as `DynamicScale` can
+    express its rule; docs/policies.md lists the exceptions. `saved` is not changed.
 
     Args:
-        saved: What torch, apex, DeepSpeed, Megatron-Core, fairseq, flax or jmp saved: a
-            dict, the scaler itself, or a checkpoint that has it in one of the usual
-            places. Values may be tensors or arrays of one element.
-        source: Who saved it. Needed only where the keys do not tell.
-        settings: What the state does not hold, by the names of `DynamicScale`, such as
-            growth_interval. They win over what it does hold. What neither has is the
-            other scaler's default.
+        saved: State saved by torch, apex, DeepSpeed, Megatron-Core, fairseq, flax or
+            jmp: a dict, the scaler itself, or a checkpoint that contains it under one
+            of the usual keys. Values may be tensors or arrays of one element.
+        source: The library that saved it. Needed only if the keys are ambiguous.
+        settings: Arguments of `DynamicScale` that the state does not contain, such as
+            growth_interval. They override the state. Settings in neither are the
+            other scaler's defaults.
 
     Returns:
-        What `load_state_dict()` takes.
+        A dict for `load_state_dict()`.
 
     Raises:
-        StateError: Nobody is known to save such a value, or it cannot be gone on with.
-        ConfigError: A source or a setting has no such name.
+        StateError: No known library saves such a value, or a field is missing or
+            unusable.
+        ConfigError: `source` or a setting is unknown.
 
     >>> saved = {"loss_scaler0": {"loss_scale": 8192.0, "unskipped": 1990}}
     >>> state = import_state(saved)
@@ -58,42 +57,44 @@ def import_state(
     (8192.0, 2000, 1990)
     """
     _check_names(source, settings)
-    sources, values = recognised(saved)
+    sources, values = recognise(saved)
     chosen = _chosen(saved, source, sources)
     fields = Fields(SOURCES[chosen], values)
     if chosen == "torch":
         return pack(_of_torch(fields, settings))
-    found = READERS[chosen](fields, settings)
-    if found.settings is None and settings:
-        raise _never_moves(fields, settings)
-    if found.settings is None:
-        policy = built(StaticScale, {"scale": found.scale})
+    state = READERS[chosen](fields, settings)
+    if state.settings is None and settings:
+        raise _fixed_scale_error(fields, settings)
+    if state.settings is None:
+        policy = built(StaticScale, {"scale": state.scale})
     else:
-        arguments = {**found.settings, **settings, "init_scale": found.scale}
+        arguments = {**state.settings, **settings, "init_scale": state.scale}
         policy = built(DynamicScale, arguments)
-    state = Saved(
-        policy,
-        found.scale,
-        finite_steps=found.finite_steps,
-        debt=found.debt,
-        calibrated=True,
+    packed = pack(
+        Saved(
+            policy,
+            state.scale,
+            finite_steps=state.finite_steps,
+            debt=state.debt,
+            calibrated=True,
+        )
     )
-    # Read back: what could not be loaded is refused here.
-    return pack(unpack(pack(state), policy))
+    # Read back: a state that cannot be loaded is refused here.
+    return pack(unpack(packed, policy))
 
 
 def _check_names(source: str | None, settings: Given) -> None:
     if source is not None and source not in SOURCES:
         raise ConfigError(
-            f"source={source!r} is not known. Every scaler saves in its own way. Pass "
-            f"one of {', '.join(map(repr, SOURCES))}, or leave it out.",
+            f"source={source!r} is not known. Each library has its own format. Pass "
+            f"one of {', '.join(map(repr, SOURCES))}, or omit the argument.",
             code="GS101",
         )
     wrong = [name for name in settings if name not in SETTINGS]
     if wrong:
         raise ConfigError(
-            f"{', '.join(wrong)} is not a setting that can be given here. Nothing "
-            f"would answer to it. Pass any of {', '.join(SETTINGS)}.",
+            f"{', '.join(wrong)} is not a setting of import_state(). It would have no "
+            f"effect. Pass any of {', '.join(SETTINGS)}.",
             code="GS101",
         )
 
@@ -101,12 +102,12 @@ def _check_names(source: str | None, settings: Given) -> None:
 def _chosen(saved: Any, source: str | None, sources: tuple[str, ...]) -> str:
     if source is not None:
         if sources and source not in sources:
-            raise other_source(source, sources)
+            raise _source_error(source, sources)
         return source
     if not sources:
-        raise unknown(saved)
+        raise _unknown_error(saved)
     if len(sources) > 1:
-        raise ambiguous(sources)
+        raise _ambiguous_error(sources)
     return sources[0]
 
 
@@ -116,7 +117,7 @@ def _of_torch(fields: Fields, given: Given) -> Saved:
         if key in state:
             whole = key in ("growth_interval", "_growth_tracker")
             state[key] = fields.whole(key) if whole else fields.number(key)
-    # Torch has no bounds and no tolerance: they are those of the policy in use.
+    # Torch has no bounds and no tolerance: the settings or defaults supply them.
     moves = {name: given[name] for name in given if name in TORCH_KEYS}
     limits = {name: given[name] for name in given if name not in TORCH_KEYS}
     if "scale" in state:
@@ -125,16 +126,47 @@ def _of_torch(fields: Fields, given: Given) -> Saved:
     in_use = DynamicScale() if own else built(DynamicScale, limits)
     saved = unpack({**state, **moves}, in_use)
     if given and not isinstance(saved.policy, DynamicScale):
-        raise _never_moves(fields, given)
+        raise _fixed_scale_error(fields, given)
     if given and own:
         arguments = {**asdict(saved.policy), **limits}
         saved = saved._replace(policy=built(DynamicScale, arguments))
     return saved
 
 
-def _never_moves(fields: Fields, given: Given) -> ConfigError:
+def _fixed_scale_error(fields: Fields, given: Given) -> ConfigError:
     return ConfigError(
-        f"{dict(given)} was given, but the state saved by {fields.source} is that of a "
-        "fixed scale, which never moves. Leave the settings out.",
+        f"{dict(given)} was given, but the state saved by {fields.source} has a fixed "
+        "scale, which never moves. Omit the settings.",
         code="GS101",
+    )
+
+
+def _unknown_error(saved: Any) -> StateError:
+    keys = ", ".join(str(key) for key in list(recognise(saved)[1])[:8])
+    return StateError(
+        f"No known library saves a {type(saved).__name__} "
+        f"{f'with the keys {keys}' if keys else 'like this one'}. A wrong guess could "
+        "resume from a different scale than the saved one. Pass the complete state of "
+        "the scaler, or name the library with source=, one of "
+        f"{', '.join(map(repr, SOURCES))}.",
+        code="GS304",
+    )
+
+
+def _ambiguous_error(sources: tuple[str, ...]) -> StateError:
+    listed = " or ".join(f"source={source!r}" for source in sources)
+    return StateError(
+        f"The state may have been saved by {library_names(sources)}. Their keys are "
+        "the same and their rules differ: a wrong guess would change the step of the "
+        f"next growth. Pass {listed}.",
+        code="GS304",
+    )
+
+
+def _source_error(source: str, sources: tuple[str, ...]) -> StateError:
+    return StateError(
+        f"source={source!r} was given for a state saved by {library_names(sources)}. "
+        "Read by the wrong rule, the scale would move at other steps. Omit source, or "
+        "pass a state of that library.",
+        code="GS304",
     )

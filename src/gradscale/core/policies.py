@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Protocol
 
-from gradscale.core.ops import Where, f32
-from gradscale.core.state import FixedState, Observed, ScaleState
+from gradscale.core.state import FixedState, Observed, ScaleState, Where, f32
 from gradscale.errors import ConfigError
 
 # The smallest normal f32: a device that flushes subnormals would see 0 below.
@@ -96,7 +95,7 @@ class DynamicScale:
     With a tolerance, one overflow in every 1 / tolerance steps is forgiven: the step
     is skipped, the count restarts, the scale stays. Every further one backs off.
 
-    >>> from gradscale.core.ops import PYTHON
+    >>> from gradscale.core.state import PYTHON
     >>> policy = DynamicScale(init_scale=8.0, growth_interval=2)
     >>> state = policy.init_state()
     >>> for finite in (True, True, False):

@@ -1,10 +1,15 @@
-"""The values that flow through a rule."""
+"""The values that flow through a rule, and the primitives a rule may use."""
 
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+Where = Callable[[Any, Any, Any], Any]
 
 
 class Observed(NamedTuple):
-    """What one step showed.
+    """The result of one read of the gradients.
 
     Attributes:
         finite: bool[], every gradient element on every rank is finite.
@@ -18,7 +23,7 @@ class Observed(NamedTuple):
 
 
 class FixedState(NamedTuple):
-    """The state of a policy that never moves.
+    """The state of a policy whose scale never moves.
 
     Attributes:
         scale: f32[], factor on the loss.
@@ -39,3 +44,32 @@ class ScaleState(NamedTuple):
     scale: Any
     finite_steps: Any
     debt: Any
+
+
+@dataclass(frozen=True)
+class RuleOps:
+    """The primitives a framework supplies so that the rules run on its values.
+
+    Attributes:
+        where: `where(cond, a, b)`, elementwise choice without a branch.
+    """
+
+    where: Where
+
+
+def f32(value: float) -> float:
+    """Round to the nearest f32; values out of range become inf, as on a device.
+
+    >>> f32(0.1)
+    0.10000000149011612
+    """
+    return ctypes.c_float(value).value
+
+
+def _where(cond: Any, a: Any, b: Any) -> Any:
+    chosen = a if cond else b
+    return f32(chosen) if isinstance(chosen, float) else chosen
+
+
+# The reference: every framework's result is tested against it.
+PYTHON = RuleOps(where=_where)

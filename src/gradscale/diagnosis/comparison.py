@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from gradscale.diagnosis.diagnosis import Diagnosis, diagnose_run
@@ -14,6 +15,7 @@ _OCCASION |= {"events_dropped", "parameters"}
 # In this order: what comes first is the cause of what follows.
 COLUMNS = ("scale", "applied", "verdict", "loss", "norm", "amax")
 ABSENT = "–"
+_columns_of = attrgetter(*COLUMNS)
 
 
 class Setting(NamedTuple):
@@ -99,9 +101,8 @@ def _part(a: Run, b: Run) -> tuple[int, list[Parting]]:
     shared = 0
     for one, two in _together(a.steps(), b.steps()):
         shared += 1
-        # Step and time are not compared; the other columns are, and nearly always
-        # they are equal as a whole.
-        if one[2:] == two[2:] or len(found) == len(COLUMNS):
+        # Nearly always all columns are equal.
+        if _columns_of(one) == _columns_of(two) or len(found) == len(COLUMNS):
             continue
         for column in COLUMNS:
             left, right = getattr(one, column), getattr(two, column)

@@ -1,4 +1,4 @@
-"""Who was not finite, as the events and the peaks of a run have it."""
+"""Non-finite tensors and modules of a run, from its events and peaks."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,21 +7,24 @@ from typing import Any, NamedTuple
 
 from gradscale.runfile import EventRow, Run
 
+# A location without a module and an operation.
+OUTSIDE = "the computation outside any module"
+
 
 class Place(NamedTuple):
-    """Where a value was lost, as an instrument saw it in a training run.
+    """The location of a non-finite value, as observed by module hooks.
 
     Attributes:
-        step: The step it was seen in.
-        module: The dotted name of the module, as `named_modules()` has it.
+        step: The step of the observation.
+        module: The dotted name of the module, as in `named_modules()`.
         direction: "forward" or "backward".
-        operation: The operation, if it is known.
-        said: All of it in one line.
-        instead: The safe form of a known unsafe pattern; empty if it is none.
+        operation: The operation; empty if unknown.
+        said: The location in one line.
+        instead: The safe form of a known unsafe pattern; empty if there is none.
         at: Operation and module in words.
-        tensor: What was not finite, such as "output"; empty if it is not known.
-        kind: "nan" or "inf"; empty if it is not known.
-        loss_finite: Whether the loss of that step was; None if it is not known.
+        tensor: The non-finite tensor, such as "output"; empty if unknown.
+        kind: "nan" or "inf"; empty if unknown.
+        loss_finite: Whether the loss of that step was finite; None if unknown.
     """
 
     step: int
@@ -42,9 +45,9 @@ class Culprit:
 
     Attributes:
         name: The dotted name of the parameter.
-        steps: In how many steps it was not finite.
-        first_in: In how many of them it was the first.
-        nan: In how many of them it was NaN, as far as peaks were kept.
+        steps: Steps in which it was not finite.
+        first_in: Steps among them in which it was the first.
+        nan: Steps among them in which it was NaN, as far as peaks were recorded.
         first: The first such step.
         last: The last such step.
     """
@@ -57,17 +60,17 @@ class Culprit:
     last: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the culprit as JSON has it."""
+        """Return the culprit as a JSON object."""
         return asdict(self)
 
 
-class Who(NamedTuple):
+class NonfiniteTensors(NamedTuple):
     """The tensors that were not finite in one step.
 
     Attributes:
         names: In the order in which they were recorded.
-        nan: Those that were NaN, as far as peaks were kept.
-        number: How many there were; long lists are cut short.
+        nan: Those that were NaN, as far as peaks were recorded.
+        number: Their number; `names` may be truncated.
     """
 
     names: tuple[str, ...]
@@ -76,19 +79,22 @@ class Who(NamedTuple):
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """The names, and an empty one for each that was cut off."""
+        """The names, padded with empty ones to `number`."""
         return self.names + ("",) * (self.number - len(self.names))
 
 
-NOBODY = Who((), frozenset(), 0)
+NO_TENSORS = NonfiniteTensors((), frozenset(), 0)
 
 
 class Culprits:
-    """Answers for each step who was not finite, and counts the answers.
+    """Looks up and counts the non-finite tensors of each step.
 
     Args:
-        run: Its peaks are read when they are asked for.
+        run: Its peaks are read on demand.
         events: All events of the run.
+
+    Attributes:
+        places: The locations that module hooks observed, in order.
     """
 
     def __init__(self, run: Run, events: Iterable[EventRow]) -> None:
@@ -99,18 +105,18 @@ class Culprits:
         self.places: list[Place] = []
         self._counts: dict[str, Culprit] = {}
         for event in events:
-            self._take(event)
+            self._add(event)
 
-    def at(self, step: int, *, weights: bool = False) -> Who:
-        """Return who was not finite in a step that was skipped, and count it.
+    def at(self, step: int, *, weights: bool = False) -> NonfiniteTensors:
+        """Return and count the tensors that were not finite in a skipped step.
 
-        Steps come in order. Where no event names the tensors, they are those of the
-        step before: the same ones are not named twice.
+        Steps come in order. If no event names the tensors, they are those of the step
+        before: events are written only when the tensors change.
 
         Args:
             step: Its number.
-            weights: It is weights that were not finite. The peaks, of gradients, then
-                tell nothing that matters.
+            weights: Weights were not finite. The peaks, of gradients, are then
+                ignored.
         """
         if step in self._named:
             self._blamed = self._named[step]
@@ -119,20 +125,20 @@ class Culprits:
         bad = tuple(name for name, peak in peaks.items() if not math.isfinite(peak))
         nan = frozenset(name for name in bad if math.isnan(peaks[name]))
         if bad and not (weights and named):
-            # Events list tensors in the order of backward, peaks have all of them.
+            # Events list tensors in the order of backward; peaks have all of them.
             first = tuple(name for name in named if name in bad)
             named = first + tuple(name for name in bad if name not in first)
             count = len(named)
         names = named
         if not names:
-            return NOBODY
-        for place, name in enumerate(names):
+            return NO_TENSORS
+        for index, name in enumerate(names):
             culprit = self._counts.setdefault(name, Culprit(name=name, first=step))
             culprit.steps += 1
-            culprit.first_in += place == 0
+            culprit.first_in += index == 0
             culprit.nan += name in nan
             culprit.last = step
-        return Who(names, nan, count)
+        return NonfiniteTensors(names, nan, count)
 
     def top(self) -> tuple[Culprit, ...]:
         """Return all culprits, the most frequent first."""
@@ -143,12 +149,12 @@ class Culprits:
         return tuple(ranked)
 
     def place(self, since: int, loss_finite: bool | None = None) -> Place | None:
-        """Return the first place that an instrument named from a step on.
+        """Return the first location observed at or after a step.
 
         Args:
             since: The step.
-            loss_finite: Only places under a loss that was finite, or that was not; a
-                place that does not say is either.
+            loss_finite: Only locations of steps with a finite, or a non-finite, loss;
+                a location without this information matches both.
         """
         fitting = (
             (loss_finite, None) if loss_finite is not None else (True, False, None)
@@ -162,7 +168,7 @@ class Culprits:
             None,
         )
 
-    def _take(self, event: EventRow) -> None:
+    def _add(self, event: EventRow) -> None:
         if event.step is None:
             return
         data = event.data if isinstance(event.data, Mapping) else {}
@@ -181,7 +187,7 @@ class Culprits:
 
 
 def tensors_in(run: Run, meta: Mapping[str, Any]) -> int:
-    """Return how many gradient tensors a run has, 0 if that is not known."""
+    """Return the number of gradient tensors of a run; 0 if unknown."""
     names = meta.get("parameters")
     return len(names) if isinstance(names, list) else len(run.tensors)
 
@@ -190,17 +196,24 @@ def _place(step: int, data: Mapping[str, Any]) -> Place | None:
     if not (data.get("found") is True and data.get("direction")):
         return None
     module, pattern = data.get("module"), data.get("pattern")
-    named = module or ("the model itself" if module == "" else "no module")
-    kind = f" ({data['module_class']})" if data.get("module_class") else ""
     direction, operation = str(data["direction"]), str(data.get("operation") or "")
-    parts = [f"{direction} of {named}{kind}", operation, str(data.get("tensor") or "")]
-    said = ", ".join(part for part in parts if part)
+    tensor, kind = str(data.get("tensor") or ""), str(data.get("kind") or "")
+    of_class = f" ({data['module_class']})" if data.get("module_class") else ""
+    if module is None:
+        inside = f"{direction} outside any module"
+        at = f"{operation} outside any module" if operation else OUTSIDE
+        if tensor == "loss":
+            inside, tensor = "the loss itself, outside any module", ""
+            at = "the loss computation after the last module"
+    else:
+        inside = f"{direction} of {module or 'the model itself'}{of_class}"
+        at = f"module '{module}'{of_class}" if module else "the model"
+        at = f"{operation} in {at}" if operation else at
+    said = ", ".join(part for part in (inside, operation, tensor) if part)
     if data.get("count"):
-        bad = "NaN" if data.get("kind") == "nan" else data.get("kind") or "not finite"
+        bad = "NaN" if kind == "nan" else kind or "not finite"
         said += f": {data['count']:,} of {data.get('elements', 0):,} {bad}"
     instead = pattern.get("instead", "") if isinstance(pattern, Mapping) else ""
-    inside = f"module {module}" if module else "the model" if module == "" else ""
-    at = " in ".join(part for part in (operation, inside) if part)
     loss_finite = data.get("loss_finite")
     return Place(
         step=step,
@@ -209,8 +222,8 @@ def _place(step: int, data: Mapping[str, Any]) -> Place | None:
         operation=operation,
         said=said,
         instead=str(instead),
-        at=at or "what is outside of any module",
+        at=at,
         tensor=str(data.get("tensor") or ""),
-        kind=str(data.get("kind") or ""),
+        kind=kind,
         loss_finite=loss_finite if isinstance(loss_finite, bool) else None,
     )

@@ -6,16 +6,28 @@ from pathlib import Path
 from typing import Any
 
 from gradscale.core.records import StepRecord, Verdict
-from gradscale.diagnosis.culprits import NOBODY, Culprit, Culprits, Place, tensors_in
+from gradscale.diagnosis.culprits import (
+    NO_TENSORS,
+    Culprit,
+    Culprits,
+    Place,
+    tensors_in,
+)
 from gradscale.diagnosis.messages import recorded
-from gradscale.diagnosis.placing import with_place
 from gradscale.diagnosis.records import Bounds, Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
 from gradscale.diagnosis.underflow import Meter, Underflow
-from gradscale.judge.findings import Finding, Health, by_severity
+from gradscale.judge.advice import advice_for
+from gradscale.judge.findings import (
+    Finding,
+    Health,
+    by_severity,
+    clear_recovered,
+    merge_repeats,
+)
 from gradscale.judge.judge import Judge
-from gradscale.judge.summary import folded, mended
 from gradscale.judge.trend import TOP, exponent
+from gradscale.judge.verdict_table import BY_CODE, Row
 from gradscale.runfile import Run, StepRow
 
 # Between two reports of progress.
@@ -151,7 +163,7 @@ def diagnose_run(
     applied = count = 0
     for row in run.steps():
         first = first or row
-        who, lost = NOBODY, None
+        who, lost = NO_TENSORS, None
         if row.step in sampled:
             lost = meter.see(row.step, row.scale, list(run.samples(row.step)))
         applied += row.applied
@@ -169,9 +181,9 @@ def diagnose_run(
         if on_steps is not None and count % REPORT_EVERY == 0:
             on_steps(REPORT_EVERY)
     found += judge.end()
-    found = [with_place(finding, culprits) for finding in found]
+    found = [_located(finding, culprits) for finding in found]
     found += recorded(events, {finding.code for finding in found})
-    found = folded(mended(found, judge.well_at))
+    found = merge_repeats(clear_recovered(found, judge.healthy_at))
     return Diagnosis(
         path=run.path,
         meta=meta,
@@ -192,3 +204,43 @@ def diagnose_run(
         headroom=None if fit is None else TOP - exponent(fit.amax),
         seconds=row.time - first.time if row and first else 0.0,
     )
+
+
+def _located(finding: Finding, culprits: Culprits) -> Finding:
+    """Return a finding with the location that module hooks observed, if they did.
+
+    The advice is selected again: it depends on the location.
+    """
+    row = BY_CODE.get(finding.code)
+    if row is None or not row.located:
+        return finding
+    place = culprits.place(finding.since, _loss_finite(finding, row))
+    if place is None:
+        return finding
+    evidence = {**finding.evidence, **_evidence_of(place)}
+    where = place.module or ("" if place.tensor == "input" else finding.where)
+    if row.named_by_tensor:
+        where = finding.where or where
+    advice = advice_for(finding.code, evidence)
+    return finding._replace(where=where, evidence=evidence, advice=advice)
+
+
+def _loss_finite(finding: Finding, row: Row) -> bool | None:
+    """Return whether the loss was finite in the steps of a finding; None for either."""
+    if row.loss_finite is None:
+        return None
+    return bool(finding.evidence.get("loss_finite", row.loss_finite))
+
+
+def _evidence_of(place: Place) -> dict[str, Any]:
+    return {
+        "place": place.said,
+        "place_step": place.step,
+        "place_at": place.at,
+        "place_module": place.module,
+        "place_direction": place.direction,
+        "place_operation": place.operation,
+        "place_tensor": place.tensor,
+        "place_kind": place.kind,
+        "place_instead": place.instead,
+    }

@@ -4,13 +4,12 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from gradscale.core.records import Verdict
-from gradscale.diagnosis.culprits import NOBODY, Culprits, tensors_in
+from gradscale.diagnosis.culprits import NO_TENSORS, Culprits, tensors_in
 from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.records import Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Timeline
-from gradscale.judge.findings import Finding, Health
+from gradscale.judge.findings import Finding, Health, clear_recovered
 from gradscale.judge.judge import Judge
-from gradscale.judge.summary import mended
 from gradscale.runfile import Run, StepRow
 
 # Steps that are read before a viewer gets to see something: about half a second.
@@ -72,7 +71,7 @@ class Follower:
     @property
     def health(self) -> Health:
         """The verdict on the run so far."""
-        return Health.of(mended(self.findings, self._judge.well_at))
+        return Health.of(clear_recovered(self.findings, self._judge.healthy_at))
 
     @property
     def skipped(self) -> int:
@@ -102,7 +101,7 @@ class Follower:
             who = (
                 culprits.at(row.step, weights=weights)
                 if culprits and blamed
-                else NOBODY
+                else NO_TENSORS
             )
             record = self._records.of(row, bool(who.nan))
             verdict, said = self._judge.see(record, who.counted)

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from gradscale.judge.catalogue import BY_CODE
-from gradscale.judge.findings import SEVERITY, Finding
+from gradscale.judge.findings import Finding
+from gradscale.judge.verdict_table import SEVERITY, codes_where, is_normal
 from gradscale.runfile import EventRow
 
 # Findings that are always hopeless; a recorded one does not say.
-_HOPELESS = ("GS202", "GS207", "GS208")
+_HOPELESS = codes_where(lambda row: row.hopeless)
 
 
 def recorded(events: Iterable[EventRow], known: set[str]) -> list[Finding]:
@@ -21,7 +22,7 @@ def recorded(events: Iterable[EventRow], known: set[str]) -> list[Finding]:
     first: dict[str, EventRow] = {}
     times: Counter[str] = Counter()
     for event in events:
-        if event.code in known or event.code.startswith("GS0"):
+        if event.code in known or is_normal(event.code):
             continue
         # Of the codes that a judge gives, events also say who was not finite.
         told = isinstance(event.data, Mapping) and "what" in event.data

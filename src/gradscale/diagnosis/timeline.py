@@ -11,29 +11,18 @@ from typing import Any, NamedTuple
 
 from gradscale.core.records import Verdict
 from gradscale.judge.trend import FALL, exponent
+from gradscale.judge.verdict_table import BY_VERDICT
 
 VERDICTS = tuple(Verdict)
 _INDEX = {verdict: place for place, verdict in enumerate(VERDICTS)}
-# Steps in a row that end a phase, and that make one.
+# Steps without the verdict that end a phase.
 QUIET = 10
-LASTING = 3
 # The same of underflow, which is seen where gradients are sampled: each 100th step.
 UNSAMPLED = 128
 STEADY, FALLING = "steady", "falling"
 # Bits by which a scale that has fallen rises until the fall is over.
 RISEN = 2.0
-# Steps that are not ok and were not skipped for it.
-_TAKEN = (Verdict.UNDERFLOW, Verdict.NO_GRADIENTS)
 _CALIBRATING = str(Verdict.CALIBRATING)
-# Verdicts that a steady run has now and then.
-_PASSING = (Verdict.OK, Verdict.PROBING, Verdict.OVERFLOW)
-# Verdicts that are not given for one step alone, or end a run.
-_TELLING = (
-    Verdict.CALIBRATING,
-    Verdict.COLLAPSE,
-    Verdict.GENUINE,
-    Verdict.WEIGHTS_NONFINITE,
-)
 
 
 class Mark(NamedTuple):
@@ -77,7 +66,7 @@ class Timeline:
         if verdict is not Verdict.OK:
             self._mark_steps.append(step)
             self._mark_verdicts.append(_INDEX[verdict])
-            told = verdict not in _TAKEN if skipped is None else skipped
+            told = BY_VERDICT[verdict].skipped if skipped is None else skipped
             self._mark_skips.append(told)
         self.last = step
 
@@ -228,7 +217,7 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
         if mark.step != before + 1:
             row_begin = mark.step
         before = mark.step
-        if mark.verdict in _PASSING:
+        if not BY_VERDICT[mark.verdict].phase_after:
             continue
         quiet = UNSAMPLED if verdict is Verdict.UNDERFLOW else QUIET
         if mark.verdict is verdict and mark.step - last <= quiet:
@@ -244,7 +233,7 @@ def _stretches(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
 
 
 def _lasting(verdict: Verdict, steps: int) -> bool:
-    return steps >= LASTING or (steps > 0 and verdict in _TELLING)
+    return 0 < BY_VERDICT[verdict].phase_after <= steps
 
 
 def _phase(timeline: Timeline, name: str, first: int, last: int) -> Phase:

@@ -13,15 +13,13 @@ from gradscale.core.exponent_histogram import (
     pooled,
     shift_between,
 )
-from gradscale.core.flushed import Flushed, closest_pair, estimate_flushed
 from gradscale.core.flushed_zeros import Tally, hidden_zeros, lost_share, tally_of
 from gradscale.core.formatting import percent, power
+from gradscale.judge.build import SPARE_BITS
 from gradscale.runfile import LOWEST_EXPONENT, SampleRow
 
 # Other scales that the table shows, in bits from the present one.
 SHIFTS = (-8, -4, 4, 8)
-# Bits that stay free above the largest gradient: batches differ.
-SPARE_BITS = 2
 # How the gradient of a module's output is named: not a parameter's.
 _ACTIVATION = " (output)"
 
@@ -90,8 +88,6 @@ class Underflow:
         tensors: What each tensor loses: those of zeros alone first, then the one
             that loses most.
         advice: Whether another scale would lose less, in a line.
-        flushed: What backward flushed to 0, told from two scales; None if there was
-            but one.
     """
 
     step: int
@@ -100,7 +96,6 @@ class Underflow:
     whole: Lost
     tensors: tuple[Lost, ...]
     advice: str
-    flushed: Flushed | None
 
     @property
     def scale(self) -> float:
@@ -114,7 +109,6 @@ class Underflow:
             "samples": self.samples,
             "scale": self.scale,
             "advice": self.advice,
-            "flushed": self.flushed._asdict() if self.flushed else None,
             "histogram": self.seen._asdict(),
             "whole": asdict(self.whole),
             "tensors": [asdict(lost) for lost in self.tensors],
@@ -125,7 +119,7 @@ class Underflow:
 class Meter:
     """Reads samples in the order of steps and keeps what the table needs."""
 
-    _seen: list[Histogram] = field(default_factory=list)
+    _samples: int = 0
     _step: int = 0
     _parts: dict[str, Histogram] = field(default_factory=dict)
 
@@ -139,7 +133,7 @@ class Meter:
         if not parts:
             return None
         whole = pooled(parts.values())
-        self._seen.append(whole)
+        self._samples += 1
         if not whole.nonfinite:
             self._step, self._parts = step, parts
         return lost_share(map(tally_of, parts.values()))
@@ -162,15 +156,13 @@ class Meter:
         tensors.sort(key=lambda each: (not each.empty, -each.lost, -each.subnormal))
         unknown = any(each.empty and each.flushed for each in tensors)
         sums = {shift: sum(each) for shift, each in hidden.items()}
-        pair = closest_pair(self._seen)
         return Underflow(
             step=self._step,
-            samples=len(self._seen),
+            samples=self._samples,
             seen=whole,
             whole=_lost("", whole, sums, unknown=unknown),
             tensors=tuple(tensors),
             advice=_advice(whole, tallies, unknown=unknown),
-            flushed=estimate_flushed(*pair) if pair else None,
         )
 
 

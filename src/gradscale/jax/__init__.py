@@ -28,6 +28,7 @@ from gradscale.jax.state import (
 if TYPE_CHECKING:
     from gradscale.jax.accumulation import MultiSteps
     from gradscale.jax.optimizer import loss_scaled
+    from gradscale.jax.recorder import Recorder, record_step
 
 __all__ = [
     "JAX",
@@ -37,6 +38,7 @@ __all__ = [
     "MultiSteps",
     "Precision",
     "Reading",
+    "Recorder",
     "all_finite",
     "counts",
     "culprits",
@@ -46,6 +48,7 @@ __all__ = [
     "loss_scaled",
     "observe",
     "raise_if_collapsed",
+    "record_step",
     "retried_value_and_grad",
     "scale",
     "scaled_value_and_grad",
@@ -55,18 +58,21 @@ __all__ = [
     "value_and_grad",
 ]
 
-_WITH_OPTAX = {
+# Loaded on first access: the first two need optax, the others SQLite.
+_LAZY = {
     "MultiSteps": "gradscale.jax.accumulation",
     "loss_scaled": "gradscale.jax.optimizer",
+    "Recorder": "gradscale.jax.recorder",
+    "record_step": "gradscale.jax.recorder",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs optax when it is first asked for."""
-    if name not in _WITH_OPTAX:
+    """Load a name of `_LAZY`."""
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(importlib.import_module(_WITH_OPTAX[name]), name)
+        return getattr(importlib.import_module(_LAZY[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "optax":
             raise

@@ -1,5 +1,6 @@
 """Which leaves were not finite."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -36,14 +37,23 @@ def culprits(seen: Any, params: Any = None) -> tuple[str, ...]:
 
 def _of_last(step: LastStep, params: Any) -> tuple[str, ...]:
     names = leaf_names(params)
-    if len(names) != step.peaks.size:
+    check_names(names, step.peaks.size)
+    return _named(names, ~np.isfinite(jax.device_get(step.peaks)))
+
+
+def check_names(names: Sequence[str], leaves: int) -> None:
+    """Raise if there is not one name for each leaf of the gradients.
+
+    Raises:
+        ConfigError: The names are those of another tree.
+    """
+    if len(names) != leaves:
         raise ConfigError(
-            f"params has {len(names)} leaves, and the last step had "
-            f"{step.peaks.size} gradients. The state of an optimizer keeps a figure "
-            "for each and no names. Pass the parameters that init() was called with.",
+            f"params has {len(names)} leaves, and the last step had {leaves} "
+            "gradients. The state of an optimizer keeps a figure for each and no "
+            "names. Pass the parameters that init() was called with.",
             code="GS101",
         )
-    return _named(names, ~np.isfinite(jax.device_get(step.peaks)))
 
 
 def _named(names: list[str], bad: Any) -> tuple[str, ...]:

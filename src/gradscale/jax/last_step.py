@@ -1,6 +1,7 @@
 """What became of the last step, as arrays that a state can hold."""
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,23 @@ class LastStep(NamedTuple):
         Raises:
             StateError: These are the facts of several members of an ensemble.
         """
+        self.check_single()
+        facts = jax.device_get(self._asdict())
+        del facts["peaks"]
+        record = StepRecord(**{name: value.item() for name, value in facts.items()})
+        return record._replace(nan=math.isnan(record.amax))
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the step's facts mean. Waits for the device."""
+        return classify(self.record)
+
+    def check_single(self) -> None:
+        """Raise if these are the facts of an ensemble. Never waits.
+
+        Raises:
+            StateError: They have leading axes.
+        """
         if self.step.ndim:
             raise StateError(
                 f"This is the last step of an ensemble of shape {self.step.shape}. "
@@ -55,14 +73,6 @@ class LastStep(NamedTuple):
                 "jax.tree.map(lambda fact: fact[0], last(opt_state)).verdict.",
                 code="GS302",
             )
-        facts = jax.device_get(self._asdict())
-        del facts["peaks"]
-        return StepRecord(**{name: value.item() for name, value in facts.items()})
-
-    @property
-    def verdict(self) -> Verdict:
-        """What the step's facts mean. Waits for the device."""
-        return classify(self.record)
 
 
 def before_the_first(leaves: int) -> LastStep:
@@ -113,8 +123,13 @@ def packed(step: LastStep) -> jax.Array:
     return jnp.concatenate([head, step.peaks])
 
 
-def unpacked(facts: jax.Array, counts: Counts) -> LastStep:
-    """Return what was packed; the leading axes of an ensemble stay."""
+def unpacked(facts: Any, counts: Counts) -> LastStep:
+    """Return the argument of `packed`; the leading axes of an ensemble stay.
+
+    Args:
+        facts: f32[9 + n], of JAX or NumPy.
+        counts: Likewise.
+    """
     flags = {name: facts[..., i] > 0.0 for i, name in enumerate(_FLAGS)}
     figures = {name: facts[..., len(_FLAGS) + i] for i, name in enumerate(_FIGURES)}
     return LastStep(

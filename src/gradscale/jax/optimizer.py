@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradscale.core.ops import f32
 from gradscale.core.policies import Policy
-from gradscale.core.state import Observed
+from gradscale.core.state import Observed, f32
 from gradscale.errors import ConfigError, GradientError
 from gradscale.jax.axes import AxisName, all_agree, axes_of
 from gradscale.jax.grad_tree import Mask, gradients_in, same_places, wide

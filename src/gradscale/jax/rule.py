@@ -6,20 +6,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradscale.core.ops import RuleOps
 from gradscale.core.policies import Policy
-from gradscale.core.state import Observed
+from gradscale.core.state import Observed, RuleOps
 from gradscale.errors import GradientError
 from gradscale.jax.grad_tree import Mask, gradients_in, wide
 from gradscale.jax.reading import Reading
 from gradscale.jax.state import scale_of
 
-
-def _scalar(value: float | int, like: Any) -> jax.Array:
-    return jnp.asarray(value, jnp.float32 if isinstance(value, float) else jnp.int32)
-
-
-JAX = RuleOps(where=jnp.where, scalar=_scalar)
+JAX = RuleOps(where=jnp.where)
 
 
 def scale(loss: Any, state: Any) -> Any:

@@ -1,5 +1,6 @@
 """The states that carry a scale, and how it is found in them."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +37,7 @@ class LossScaledState(NamedTuple):
     @property
     def counted(self) -> Counts:
         """The counts by name."""
-        return Counts(*jnp.moveaxis(_array(self.counts), -1, 0))
+        return _counts(_array(self.counts))
 
     @property
     def applied_steps(self) -> jax.Array:
@@ -56,7 +57,7 @@ class LossScaledState(NamedTuple):
     @property
     def last(self) -> LastStep:
         """What became of the last step."""
-        return unpacked(_array(self.facts), self.counted)
+        return _last(_array(self.facts), _array(self.counts))
 
 
 def scale_of(carrier: Any) -> jax.Array:
@@ -192,6 +193,17 @@ def replaced(tree: Any, state: LossScaledState) -> Any:
 
 def _is_state(node: Any) -> bool:
     return isinstance(node, LossScaledState)
+
+
+# Compiled: outside jit one dispatch, not one for each field.
+@functools.partial(jax.jit, inline=True)
+def _counts(counts: jax.Array) -> Counts:
+    return Counts(*jnp.moveaxis(counts, -1, 0))
+
+
+@functools.partial(jax.jit, inline=True)
+def _last(facts: jax.Array, counts: jax.Array) -> LastStep:
+    return unpacked(facts, _counts(counts))
 
 
 def _array(value: Any) -> jax.Array:

@@ -12,9 +12,9 @@ SECTIONS = {
     "GS2": "Numeric trouble",
     "GS3": "State and resume",
 }
-# What every example takes for granted.
+# The assumptions of every example.
 GIVEN = (
-    "model, optimizer, batch and batches are there; scaler is "
+    "The examples assume that model, optimizer, batch and batches exist; scaler is "
     'gradscale.torch.GradScaler("cuda", model=model); loss_of(batch) runs the model '
     "under float16 autocast and returns the loss."
 )
@@ -22,19 +22,19 @@ GIVEN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One code: what it means and what to do about it.
+    """One code: its meaning and the remedies.
 
     Attributes:
         code: GS and three digits; the first digit is the section.
-        name: The code in words, in kebab case.
+        name: The name of the code, in kebab case.
         summary: One sentence without a full stop.
-        meaning: What it means.
-        why: Why it is bad, or why it is not.
+        meaning: The conditions under which it is reported.
+        why: The consequences, or why there are none.
         example: Python that leads to it.
-        instead: Python that does the same and does not lead to it; empty if no other
-            code would help.
-        advice: What to do, in the order in which to try.
-        references: Addresses of pages that tell more.
+        instead: Python with the same purpose that does not lead to it; empty if no
+            other code would help.
+        advice: Remedies, in the order in which to try them.
+        references: Addresses of further pages.
     """
 
     code: str
@@ -62,29 +62,30 @@ CATALOGUE = (
         summary="The step was finite",
         meaning=(
             "The loss and every gradient were finite, and so was the gradient norm if "
-            "one was asked for."
+            "it was computed."
         ),
-        why="It is not. This is what nearly every step of a healthy run looks like.",
+        why="Nothing is wrong. Nearly every step of a healthy run has this verdict.",
         example="""\
 scaler.scale(loss_of(batch)).backward()
 scaler.step(optimizer)
 scaler.update()
 print(scaler.last.verdict)  # ok
 """,
-        advice=("Nothing.",),
+        advice=("Nothing to do.",),
     ),
     Entry(
         code="GS001",
         name="calibrated",
-        summary="The scale has found its place",
+        summary="The scale has been calibrated",
         meaning=(
             "The run started with a scale that was too high, skipped a few steps while "
-            "it came down, and has been finite for ten steps in a row since. The line "
-            "says from where to where, and how many batches it took."
+            "the scale backed off, and has been finite for ten steps in a row since. "
+            "The message has the first scale, the present scale and the number of "
+            "skipped batches."
         ),
         why=(
-            "It is not. Each halving costs one batch, once. This is the only line that "
-            "a healthy run prints."
+            "Nothing is wrong. Each halving costs one batch, once. This is the only "
+            "line that a healthy run prints."
         ),
         example="""\
 scaler = GradScaler("cuda", init_scale=2.0**32)
@@ -103,24 +104,24 @@ for batch in batches:
     scaler.update()
 """,
         advice=(
-            "Nothing.",
-            "To save the batches, start the next run from the scale at which this one "
-            "arrived: init_scale.",
+            "Nothing to do.",
+            "To save the batches, start the next run with the calibrated scale: "
+            "init_scale.",
         ),
     ),
     Entry(
         code="GS002",
         name="calibrating",
-        summary="The scale started too high and is coming down",
+        summary="The initial scale was too high and is backing off",
         meaning=(
-            "No step has been finite yet. Each step that is not finite is skipped and "
-            "backs the scale off, until the first one fits. This is how the scale "
-            "finds its place at the start of a run."
+            "No step has been finite yet. Each non-finite step is skipped and backs "
+            "the scale off, until the gradients fit. This is how the scale is "
+            "calibrated at the start of a run."
         ),
         why=(
-            "It is not, as long as it ends. Each halving costs one batch: from 2^16 "
-            "usually none to a few, from 2^32 about sixteen more. The weights are "
-            "untouched."
+            "Nothing is wrong, as long as it ends. Each halving costs one batch: from "
+            "2^16 usually none to a few, from 2^32 about sixteen more. The weights do "
+            "not change."
         ),
         example="""\
 scaler = GradScaler("cuda", init_scale=2.0**32)
@@ -129,7 +130,7 @@ for batch in batches:
     scaler.scale(loss_of(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
-    print(scaler.last)  # calibrating, calibrating, ..., ok
+    print(scaler.last.verdict)  # calibrating, calibrating, ..., ok
 """,
         instead="""\
 scaler = GradScaler("cuda", init_scale=2.0**10)
@@ -141,24 +142,24 @@ for batch in batches:
 """,
         advice=(
             "Wait for the first applied step.",
-            "If the skips at the start bother you, pass a lower init_scale; "
-            "get_scale() at the end of an earlier run is a good one.",
+            "To avoid the skips at the start, pass a lower init_scale; get_scale() at "
+            "the end of an earlier run is a good value.",
             "If forty steps pass without an applied one, the scale is not the cause. "
-            "Look at scaler.last.culprits; GS202 is what comes next.",
+            "Look at scaler.last.culprits; GS202 will follow.",
         ),
     ),
     Entry(
         code="GS003",
         name="probing",
-        summary="The scale was raised one step ago and turned out too high",
+        summary="The scale was raised one step ago and was then too high",
         meaning=(
-            "After growth_interval finite steps in a row the scale is raised to see "
-            "whether more of the float16 range can be used. Here it could not: this "
-            "step is skipped and the scale backs off again."
+            "After growth_interval finite steps in a row the scale is raised, to use "
+            "more of the float16 range. Here the gradients did not fit: the step is "
+            "skipped and the scale backs off again."
         ),
         why=(
-            "It is not. It costs one batch in growth_interval, one in 2000 by default, "
-            "and keeps the scale as high as the gradients allow."
+            "Nothing is wrong. It costs one batch in growth_interval, one in 2000 by "
+            "default, and keeps the scale as high as the gradients allow."
         ),
         example="""\
 scaler = GradScaler("cuda", growth_interval=1)
@@ -167,12 +168,12 @@ for batch in batches:
     scaler.scale(loss_of(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
-    print(scaler.last)  # ok, ok, ..., probing
+    print(scaler.last.verdict)  # ok, ok, ..., probing
 """,
         advice=(
-            "Nothing.",
-            "If steps are dear, as with very large batches, pass a longer "
-            "growth_interval, or keep a scale that is known to fit with StaticScale.",
+            "Nothing to do.",
+            "If steps are expensive, as with very large batches, pass a longer "
+            "growth_interval, or use StaticScale with a scale that is known to fit.",
         ),
     ),
     Entry(
@@ -180,14 +181,14 @@ for batch in batches:
         name="setting-cannot-work",
         summary="A setting or an argument can never work",
         meaning=(
-            "A value was refused when it was given: a factor that moves the scale the "
-            "wrong way, bounds that exclude each other, a scale that is no usable "
-            "float32, two sets of settings at once. The message names the argument and "
-            "its value."
+            "A value was rejected when it was passed: a factor that moves the scale in "
+            "the wrong direction, bounds that exclude each other, a scale that is not "
+            "a usable float32, two sets of settings at once. The message names the "
+            "argument and its value."
         ),
         why=(
-            "Taken as it is, the scale would stand still, reach 0 or infinity, or "
-            "leave its bounds, many steps later and without a word."
+            "If it were accepted, the scale would stop moving, reach 0 or infinity, or "
+            "leave its bounds, many steps later and without an error."
         ),
         example="""\
 DynamicScale(growth_factor=1.0)
@@ -198,26 +199,25 @@ StaticScale(scale=1024.0)  # if the scale shall not move
 """,
         advice=(
             "Change the argument that the message names.",
-            "When in doubt leave it out: the defaults are those of "
-            "torch.amp.GradScaler.",
-            "To use a scale beyond the bounds, move the bounds: "
+            "When in doubt, omit it: the defaults are those of torch.amp.GradScaler.",
+            "To use a scale outside the bounds, change the bounds: "
             "policy=DynamicScale(init_scale=..., min_scale=..., max_scale=...).",
         ),
     ),
     Entry(
         code="GS102",
         name="call-order",
-        summary="A method was called at a moment when it cannot be right",
+        summary="A method was called in the wrong order",
         meaning=(
             "One iteration is scale, backward, unscale_ if the gradients are needed "
             "unscaled, step, update. Each optimizer is unscaled and stepped at most "
-            "once between two updates. Torch's words for this are kept: \"unscale_() "
+            'once between two updates. The messages are those of torch: "unscale_() '
             'has already been called on this optimizer since the last update()", "No '
             'inf checks were recorded prior to update", and others.'
         ),
         why=(
             "Gradients would be divided by the scale twice or not at all, or be "
-            "applied twice. The training would go on and the result would be wrong."
+            "applied twice. Training would continue with wrong results."
         ),
         example="""\
 scaler.scale(loss_of(batch)).backward()
@@ -233,12 +233,12 @@ scaler.step(optimizer)
 scaler.update()
 """,
         advice=(
-            "Bring the calls into the order above; update() comes last, once for all "
+            "Put the calls in the order above; update() comes last, once for all "
             "optimizers.",
-            "To clip, call scaler.clip_grad_norm_(optimizer, max_norm): it is right "
+            "To clip, call scaler.clip_grad_norm_(optimizer, max_norm): it is correct "
             "before and after unscale_.",
-            "When an iteration is abandoned half-way, by an exception or a continue, "
-            "call scaler.reset().",
+            "If an iteration is abandoned, by an exception or a continue, call "
+            "scaler.reset().",
         ),
         references=(_AMP_EXAMPLES,),
     ),
@@ -248,13 +248,13 @@ scaler.update()
         summary="No parameter of an optimizer has a gradient",
         meaning=(
             "step() found nothing to do: every .grad of the optimizer is None. The "
-            'step is left out and the scale stays. Where torch raises "No inf checks '
-            'were recorded prior to update", this is a warning, once for each '
-            "optimizer."
+            'step is not applied and the scale does not change. Where torch raises "No '
+            'inf checks were recorded prior to update", this is a warning, issued once '
+            "for each optimizer."
         ),
         why=(
-            "In a branch that is not used in this iteration, it is not. In every "
-            "iteration, it means that nothing is learned: the parameters are frozen, "
+            "In a branch that is not used in this iteration it is harmless. In every "
+            "iteration it means that nothing is learned: the parameters are frozen, "
             "not part of the loss, or belong to a model that has been replaced."
         ),
         example="""\
@@ -273,23 +273,23 @@ scaler.update()
 """,
         advice=(
             "Check requires_grad of the parameters, and that the loss depends on them.",
-            "Make the optimizer after the model has been moved, wrapped or replaced.",
+            "Create the optimizer after the model has been moved, wrapped or replaced.",
             "With several optimizers, call step() only for those whose loss was used.",
         ),
     ),
     Entry(
         code="GS104",
         name="backward-after-unscale",
-        summary="backward() added to gradients that were unscaled or clipped already",
+        summary="backward() added to gradients that were already unscaled or clipped",
         meaning=(
             "The gradients of an optimizer had been unscaled or clipped in this "
-            "iteration when another backward pass added to them. A warning; an error "
-            'with guard="raise".'
+            "iteration when another backward pass added to them. This is a warning; "
+            'with guard="raise" it is an error.'
         ),
         why=(
-            "The sum is neither scaled nor unscaled, neither clipped nor whole. With a "
-            "scale of 2^16 the second part weighs 65536 times too much, and the step "
-            "is wrong."
+            "The sum mixes scaled with unscaled gradients, or clipped with unclipped "
+            "ones. With a scale of 2^16 the second part is 65536 times too large, and "
+            "the step is wrong."
         ),
         example="""\
 scaler.scale(loss_of(batch)).backward()
@@ -306,8 +306,8 @@ scaler.update()
         advice=(
             "When accumulating gradients, call unscale_() or clip_grad_norm_(), then "
             "step() and update(), only after the last backward pass.",
-            "If the two passes belong to two iterations, call update() and zero_grad() "
-            "between them.",
+            "If the two passes belong to two iterations, call update() and "
+            "zero_grad() between them.",
         ),
         references=(_AMP_EXAMPLES,),
     ),
@@ -317,14 +317,14 @@ scaler.update()
         summary="The gradients to be unscaled are float16",
         meaning=(
             "Trainable parameters are float16, so their gradients are too. This is "
-            'torch\'s "Attempting to unscale FP16 gradients.", with the parameters '
-            "named. The usual way to get here is a checkpoint loaded in float16 and "
-            "then trained, whole or with LoRA."
+            'torch\'s "Attempting to unscale FP16 gradients.", with the names of the '
+            "parameters. The usual cause is a checkpoint that was loaded in float16 "
+            "and is then trained, fully or with LoRA."
         ),
         why=(
-            "Divided by the scale, small float16 gradients become 0: what the scale "
-            "has saved is lost. And a float16 weight does not change when the update "
-            "is smaller than about a thousandth of it."
+            "When they are divided by the scale, small float16 gradients become 0: the "
+            "benefit of the scale is lost. Also, a float16 weight does not change if "
+            "the update is smaller than about a thousandth of it."
         ),
         example="""\
 model.half()
@@ -344,9 +344,9 @@ scaler.unscale_(optimizer)
         advice=(
             "Keep the trainable parameters in float32 and compute under "
             "torch.autocast. Frozen parameters may stay in float16.",
-            "Cast before the optimizer is made if it keeps copies of the weights.",
-            "An optimizer of gradscale.torch.optim, or a fused one of torch's, "
-            "unscales in its step, in float32: leave unscale_() out, and clip by "
+            "Cast before creating the optimizer if it keeps copies of the weights.",
+            "Optimizers of gradscale.torch.optim and fused optimizers of torch "
+            "unscale in float32 inside their step: omit unscale_(), and clip with "
             "scaler.clip_grad_norm_(optimizer, max_norm).",
             "If another optimizer has float32 master weights of its own, pass "
             "allow_fp16=True to GradScaler.",
@@ -358,13 +358,17 @@ scaler.unscale_(optimizer)
     Entry(
         code="GS106",
         name="gradient-cannot-be-unscaled",
-        summary="A gradient cannot be read or unscaled without a wrong result",
+        summary="A gradient cannot be read or unscaled correctly",
         meaning=(
             "A gradient has a dtype, a layout or a class that cannot be multiplied in "
-            "place, overlaps another one's memory, or was unscaled with one optimizer "
-            "and changed before another one took it. The message names the parameter."
+            "place, overlaps the memory of another one, or was unscaled with one "
+            "optimizer and changed before it was passed to another. The message names "
+            "the parameter."
         ),
-        why="Unscaled anyway, some elements would be divided twice or not at all.",
+        why=(
+            "If it were unscaled anyway, some elements would be divided twice or not "
+            "at all."
+        ),
         example="""\
 first = torch.optim.SGD(model.parameters(), lr=0.1)
 second = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -383,26 +387,26 @@ scaler.step(second)
 scaler.update()
 """,
         advice=(
-            "Give each parameter to one optimizer, and each parameter a dense gradient "
-            "of its own in float16, bfloat16, float32, float64 or a complex type.",
+            "Give each parameter to one optimizer, and each parameter a dense "
+            "gradient of its own in float16, bfloat16, float32, float64 or a complex "
+            "type.",
         ),
     ),
     Entry(
         code="GS107",
         name="device-not-usable",
-        summary="The device is missing here or is not a device",
+        summary="The device is not available or is not a device",
         meaning=(
             "Either the first argument of GradScaler is not the name of a device, for "
-            "example a number in the place where older scalers took init_scale: an "
-            "error. Or the device exists and this machine has none: a warning, and the "
-            "scaler turns itself off; a command that was told to use the device stops. "
-            "Without CUDA the warning has torch's words: "
-            '"torch.cuda.amp.GradScaler is enabled, but CUDA is not available. '
-            'Disabling."'
+            "example a number in the position where older scalers took init_scale: an "
+            "error. Or the device is not available on this machine: a warning, and the "
+            "scaler is disabled; a command that was given the device exits. Without "
+            'CUDA the warning is that of torch: "torch.cuda.amp.GradScaler is enabled, '
+            'but CUDA is not available. Disabling."'
         ),
         why=(
-            "A scaler that is off neither scales nor checks. Float16 gradients "
-            "underflow, and steps that are not finite reach the weights."
+            "A disabled scaler neither scales nor checks. Float16 gradients underflow, "
+            "and non-finite steps reach the weights."
         ),
         example="""\
 scaler = GradScaler(1024.0)
@@ -411,11 +415,11 @@ scaler = GradScaler(1024.0)
 scaler = GradScaler("cuda", init_scale=1024.0)
 """,
         advice=(
-            "Name the device first: GradScaler('cuda', init_scale=...). The older "
+            "Pass the device first: GradScaler('cuda', init_scale=...). The older "
             "signature is gradscale.torch.cuda.amp.GradScaler(1024.0).",
-            "To scale on the CPU pass 'cpu'.",
-            "To train without scaling on purpose pass enabled=False, and the warning "
-            "is gone.",
+            "To scale on the CPU, pass 'cpu'.",
+            "To train without scaling on purpose and without the warning, pass "
+            "enabled=False.",
         ),
     ),
     Entry(
@@ -424,12 +428,12 @@ scaler = GradScaler("cuda", init_scale=1024.0)
         summary="step() was given a closure",
         meaning=(
             "Some optimizers, such as LBFGS, call a closure that runs forward and "
-            'backward again inside step(). Torch says "Closure use is not currently '
-            'supported if GradScaler is enabled."'
+            'backward again inside step(). The message is that of torch: "Closure use '
+            'is not currently supported if GradScaler is enabled."'
         ),
         why=(
-            "The backward pass inside the closure would make gradients that are "
-            "scaled, after those of this step were checked and unscaled."
+            "The backward pass inside the closure would produce scaled gradients after "
+            "those of this step were checked and unscaled."
         ),
         example="""\
 def closure():
@@ -455,25 +459,25 @@ scaler.step(optimizer)
 scaler.update()
 """,
         advice=(
-            "Run the closure yourself, once, and leave it out of step().",
-            "An optimizer that needs several evaluations a step is better trained in "
+            "Call the closure once yourself, and do not pass it to step().",
+            "Train with an optimizer that needs several evaluations per step in "
             "bfloat16 or float32, where no scaler is needed.",
         ),
     ),
     Entry(
         code="GS109",
         name="scale-tensor-ignored",
-        summary="A scale given to update() as a tensor was out of bounds and ignored",
+        summary="A scale tensor passed to update() was out of bounds and ignored",
         meaning=(
             "update(new_scale) got a tensor on an accelerator. It is compared with the "
-            "bounds on the device, without waiting for it; it was outside, so the "
-            "scale stayed. The warning comes two updates later, when the fact has "
-            "reached the host. A number, or a tensor on the CPU, is refused at once "
+            "bounds on the device, without a sync; it was outside, so the scale did "
+            "not change. The warning comes a few updates later, when the result has "
+            "reached the host. A number, or a tensor on the CPU, is rejected at once "
             "(GS101)."
         ),
         why=(
-            "The run goes on with another scale than the one you asked for. Taken as "
-            "it was, a scale of 0, NaN or infinity would have ruined every gradient."
+            "The run continues with a different scale than the requested one. A scale "
+            "of 0, NaN or infinity would have made every gradient unusable."
         ),
         example="""\
 for batch in batches:
@@ -490,8 +494,8 @@ for batch in batches:
     scaler.update(torch.tensor(1024.0, device="cuda"))
 """,
         advice=(
-            "Find out why the scale you compute leaves the bounds; a NaN does too.",
-            "If the scale is meant, widen the bounds: "
+            "Find out why the computed scale leaves the bounds; it may be NaN.",
+            "If the scale is intended, widen the bounds: "
             "policy=DynamicScale(min_scale=..., max_scale=...).",
         ),
     ),
@@ -501,16 +505,15 @@ for batch in batches:
         summary="Triton could not build or start a kernel; plain PyTorch is used",
         meaning=(
             "On a GPU the scaler and its optimizers run Triton kernels. Triton "
-            "compiles them when they are first used, for which it needs a C compiler, "
-            "a driver that fits and a GPU that it knows. One of these failed; the "
-            "message gives Triton's own words. From here on plain PyTorch operations "
-            "do the work. Nothing was lost: a kernel that does not start has written "
-            "nothing."
+            "compiles them on first use, for which it needs a C compiler, a matching "
+            "driver and a supported GPU. One of these failed; the message contains "
+            "Triton's error. From here on plain PyTorch operations are used. No data "
+            "was lost: a kernel that does not start has written nothing."
         ),
         why=(
-            "The results are the same to rounding, but a step takes longer: the "
-            "gradients are read more than once, and each operation is launched on its "
-            "own."
+            "The results are the same up to rounding, but a step takes longer: the "
+            "gradients are read more than once, and each operation is a separate "
+            "launch."
         ),
         example="""\
 # On a machine without a C compiler.
@@ -530,27 +533,28 @@ for batch in batches:
     scaler.update()
 """,
         advice=(
-            "Install what the message asks for, mostly a C compiler such as gcc.",
-            "Install the Triton that belongs to your PyTorch: pip show torch lists it.",
-            "Pass kernels='triton' to have the failure raised where it happens.",
-            "Pass kernels='plain' to do without Triton and without this warning.",
+            "Install what the message names, usually a C compiler such as gcc.",
+            "Install the Triton version that belongs to your PyTorch: pip show torch "
+            "lists it.",
+            "Pass kernels='triton' to raise the error where it occurs.",
+            "Pass kernels='plain' to run without Triton and without this warning.",
         ),
     ),
     Entry(
         code="GS111",
         name="ranks-apart",
-        summary="The ranks do not stand at the same place",
+        summary="The ranks are out of step or have different settings",
         meaning=(
             "Ranks that hold parts of the same gradients decide together: in every "
-            "step each tells the others what it has read, and where it stands. They "
-            "told different things: another policy, another number of updates, another "
-            "call; or one of them found gradients that it cannot use. Or the group in "
-            "which to decide cannot be told from the parameters."
+            "step they exchange their gradient statistics and their position. These "
+            "differed: another policy, another number of updates, another call; or one "
+            "rank found gradients that it cannot use. Or the process group cannot be "
+            "derived from the parameters."
         ),
         why=(
             "A rank that decides by other rules gets another scale, steps where the "
-            "others skip, and ends up with weights of its own, without a word. One "
-            "that is a call behind makes the others wait for ever."
+            "others skip, and ends up with different weights, without an error. A rank "
+            "that is one call behind makes the others wait forever."
         ),
         example="""\
 # On every rank; fully_shard has cut the model.
@@ -569,10 +573,10 @@ scaler.step(optimizer)
             "Give every rank the same policy and guard.",
             "Load the same checkpoint on every rank, or on none.",
             "Call clip_grad_norm_, step and update equally often on every rank, also "
-            "on one that has no gradients in this iteration.",
-            "If a rank stopped by itself, its own error says why.",
-            "Pass process_group= where the parameters lie on meshes that have no group "
-            "in common.",
+            "on one without gradients in this iteration.",
+            "If a rank stopped by itself, read its own error.",
+            "Pass process_group= if the parameters are on meshes without a common "
+            "group.",
         ),
     ),
     Entry(
@@ -580,14 +584,14 @@ scaler.step(optimizer)
         name="overflow",
         summary="A gradient was not finite; the step was skipped",
         meaning=(
-            "Steps had been finite before, the loss is finite, and the scale was not "
-            "raised just now: this batch made a gradient that does not fit. The step "
-            "is skipped, the scale backs off, the weights are as they were."
+            "Earlier steps were finite, the loss is finite, and the scale was not "
+            "raised just before: a gradient of this batch does not fit. The step is "
+            "skipped, the scale backs off, the weights do not change."
         ),
         why=(
-            "Now and then it is not: a batch with large gradients is a batch lost. If "
-            "it happens every few steps, batches are lost for nothing, and if the "
-            "scale falls and falls, something else is wrong and GS202 is on its way."
+            "An occasional skip is harmless: one batch with large gradients is lost. "
+            "Skips every few steps waste batches, and a scale that keeps falling has "
+            "another cause and leads to GS202."
         ),
         example="""\
 for batch in (batch, batch, 100.0 * batch):
@@ -595,11 +599,11 @@ for batch in (batch, batch, 100.0 * batch):
     scaler.scale(loss_of(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
-print(scaler.last, scaler.last.culprits)  # overflow
+print(scaler.last.verdict, scaler.last.culprits)  # overflow
 """,
         advice=(
-            "One skip now and then: nothing. Let schedulers follow the steps that were "
-            "applied: if scaler.last.applied: scheduler.step().",
+            "One skip now and then: nothing to do. Step schedulers only after applied "
+            "steps: if scaler.last.applied: scheduler.step().",
             "Many skips from rare outliers, as in reinforcement learning: pass "
             "policy=DynamicScale(tolerance=0.01), and one overflow in a hundred steps "
             "no longer lowers the scale.",
@@ -616,14 +620,14 @@ print(scaler.last, scaler.last.culprits)  # overflow
         summary="The scale is at its floor and gradients are still not finite",
         meaning=(
             "The scale has backed off to min_scale, 2^-24 by default, and three steps "
-            "in a row were not finite there. ScaleCollapsed is raised. Every bad step "
-            "was skipped: the weights are those of the last good step. Torch would go "
-            "on to a scale of 0."
+            "in a row were not finite there. ScaleCollapsed is raised. Every step with "
+            "non-finite gradients was skipped: the weights are those of the last "
+            "applied step. Torch would continue to a scale of 0."
         ),
         why=(
             "No scale can help: at the floor the gradients are smaller than without "
-            "scaling. A loss, an input or a weight is not finite, or the model itself "
-            "does not fit into float16."
+            "scaling. A loss, an input or a weight is not finite, or the model does "
+            "not fit into float16."
         ),
         example="""\
 model.weight.data[0, 0] = float("nan")
@@ -634,16 +638,16 @@ for batch in batches:
     scaler.update()  # 2^16, 2^15, ..., 2^-24, ScaleCollapsed
 """,
         advice=(
-            "Read in the message whether the loss was finite. If not, see GS203.",
-            "Are the weights finite? "
-            "all(p.isfinite().all() for p in model.parameters()). If not, they were so "
-            "before the scaler saw them: load an earlier checkpoint.",
+            "Check in the message whether the loss was finite. If not, see GS203.",
+            "Are the weights finite? all(p.isfinite().all() for p in "
+            "model.parameters()). If not, they were so before the scaler read them: "
+            "load an earlier checkpoint.",
             "Is the batch finite, labels and masks included?",
-            "Loss, weights and batch are finite: the backward pass overflows by "
-            "itself. Run the module of the first culprit under torch.autocast(device, "
-            "enabled=False), or train in bfloat16.",
+            "If loss, weights and batch are finite, the backward pass itself "
+            "overflows. Run the module of the first culprit under "
+            "torch.autocast(device, enabled=False), or train in bfloat16.",
             'guard="raise" holds the scale while the loss is not finite, so that the '
-            "run is still in place when the cause is mended.",
+            "run can continue once the cause is fixed.",
         ),
     ),
     Entry(
@@ -651,14 +655,14 @@ for batch in batches:
         name="loss-not-finite",
         summary="The loss was not finite before it was scaled",
         meaning=(
-            "The forward pass gave a loss of NaN or infinity. The step is skipped. By "
-            "default the scale then backs off as torch's does, although that cannot "
-            'help; with guard="raise" it is held.'
+            "The forward pass returned a loss of NaN or infinity. The step is skipped "
+            "unless all gradients are finite. By default the scale then backs off as "
+            'in torch, although that cannot help; with guard="raise" it is held.'
         ),
         why=(
-            "The scale is not to blame and no scale can mend it. The weights are "
-            "untouched, but the forward pass has run: the running statistics of "
-            "BatchNorm may hold values that are not finite from now on."
+            "The scale is not the cause and no scale can fix it. A skipped step leaves "
+            "the weights unchanged, but the forward pass has run: BatchNorm statistics "
+            "may be contaminated."
         ),
         example="""\
 with torch.autocast("cuda", torch.float16):
@@ -677,12 +681,12 @@ scaler.update()
 """,
         advice=(
             "Check the batch: NaN, infinity, empty masks, labels out of range.",
-            "Look for what float16 cannot hold: log and division near 0, an epsilon "
-            "below 6e-8, 1 - 1e-6 (which is 1), masks of -65504 with something added, "
-            "activations above 65504.",
+            "Look for values that float16 cannot represent: log and division near 0, "
+            "an epsilon below 6e-8, 1 - 1e-6 (which is 1), masks of -65504 with "
+            "something added, activations above 65504.",
             "Use the fused functions that take logits, or compute the loss in float32.",
-            "If it came after a bad batch, check running_mean and running_var of "
-            "BatchNorm layers, or load a checkpoint.",
+            "After a bad batch, check running_mean and running_var of BatchNorm "
+            "layers, or load a checkpoint.",
         ),
     ),
     Entry(
@@ -690,15 +694,14 @@ scaler.update()
         name="norm-overflow",
         summary="Every gradient is finite and their norm is not a usable float32",
         meaning=(
-            "clip_grad_norm_() was asked for, every element is finite, but the norm of "
-            "the unscaled gradients is above 3.4e38, or the factor that would clip "
-            "them is below the smallest normal float32. The step is skipped and the "
-            "scale backs off."
+            "clip_grad_norm_() was called and every element is finite, but the norm of "
+            "the unscaled gradients is above 3.4e38, or the clipping factor is below "
+            "the smallest normal float32. The step is skipped and the scale backs off."
         ),
         why=(
-            "Clipped by such a norm, every gradient would become 0 or lose its digits, "
-            "and the step would be taken as if all were well. Gradients of this size "
-            "are no rounding matter: the training has diverged."
+            "If they were clipped by such a norm, all gradients would become 0 or lose "
+            "precision, and the step would be applied without an error. Gradients of "
+            "this size are not a rounding problem: the training has diverged."
         ),
         example="""\
 model = torch.nn.Linear(4, 1, dtype=torch.float64)
@@ -710,8 +713,8 @@ scaler.update()
 """,
         advice=(
             "Look at the loss of the last steps: a learning rate that is too high, a "
-            "missing warm-up, a sum where a mean was meant.",
-            "If max_norm is tiny, below 1e-30 or so, pass one that gradients can have.",
+            "missing warm-up, a sum instead of a mean.",
+            "If max_norm is tiny, below 1e-30 or so, pass a larger one.",
         ),
     ),
     Entry(
@@ -720,8 +723,8 @@ scaler.update()
         summary="A step was skipped at a scale that cannot back off",
         meaning=(
             "The policy is StaticScale or NoScale and a gradient was not finite. The "
-            "step was skipped. Said once, two updates later; all skips are counted in "
-            "scaler.skipped_steps."
+            "step was skipped. The warning is issued once, a few updates later; "
+            "scaler.skipped_steps counts all skips."
         ),
         why=(
             "A fixed scale does not move. If it is too high for this model, every step "
@@ -754,17 +757,16 @@ for batch in batches:
     Entry(
         code="GS206",
         name="loss-overflow",
-        summary="The loss was finite and left its dtype when it was scaled",
+        summary="The loss was finite and overflowed its dtype when it was scaled",
         meaning=(
             "The loss is float16, and loss times scale is above 65504: a loss of 3.5 "
             "fits at 2^14 and not at 2^15. The product is infinite before backward "
-            "begins, and every gradient with it. The step is skipped and the scale "
-            "backs off."
+            "begins, and so is every gradient. The step is skipped and the scale backs "
+            "off."
         ),
         why=(
-            "The loss, one number, decides how high the scale may be, where the "
-            "gradients would allow more. Gradients that need the higher scale "
-            "underflow."
+            "The loss, a single number, limits the scale although the gradients would "
+            "allow a higher one. Gradients that need the higher scale underflow."
         ),
         example="""\
 loss = (3.5 + loss_of(batch)).half()
@@ -780,8 +782,8 @@ scaler.update()
 """,
         advice=(
             "Compute the loss in float32: scaler.scale(loss.float()).",
-            "Inside torch.autocast most losses of PyTorch give float32 by themselves; "
-            "look for a half() or to(torch.float16) after them.",
+            "Inside torch.autocast most PyTorch losses return float32; look for a "
+            "half() or to(torch.float16) after them.",
         ),
     ),
     Entry(
@@ -789,13 +791,13 @@ scaler.update()
         name="weights-not-finite",
         summary="A weight is NaN or infinite",
         meaning=(
-            "A parameter of the model is not finite. Loss and gradients follow it, at "
-            "every scale and for every batch."
+            "A parameter of the model is not finite. The loss and the gradients are "
+            "then not finite either, at every scale and for every batch."
         ),
         why=(
-            "Nothing that is computed from here on is worth anything, and no scale "
-            "brings the weight back. The scaler skips every step whose gradients are "
-            "not finite, so the weight was written by something else."
+            "No later result is usable, and no scale restores the weight. The scaler "
+            "skips every step with non-finite gradients, so the weight was written by "
+            "other code."
         ),
         example="""\
 with torch.no_grad():
@@ -805,26 +807,26 @@ scaler.step(optimizer)
 scaler.update()
 """,
         advice=(
-            "Load a checkpoint from before the step that the message names.",
-            "Look for optimizer.step() without the scaler, a learning rate that is not "
-            "finite, weights kept in float16, and a first checkpoint that was bad "
-            "already.",
+            "Load a checkpoint from before the step in the message.",
+            "Look for optimizer.step() without the scaler, a learning rate that is "
+            "not finite, weights kept in float16, and a first checkpoint that was "
+            "already bad.",
         ),
     ),
     Entry(
         code="GS208",
         name="not-finite-at-any-scale",
-        summary="Gradients are not finite however far the scale falls",
+        summary="Gradients are not finite at any scale",
         meaning=(
             "The loss is finite, the gradients are not, and a scale 2^8 times lower "
-            "(2^10, if there was no NaN) has not changed that, step after step. Before "
-            "any step has fitted, the scale must have come down to 2^-8 as well, and "
-            "NaN must not have turned into infinity on the way."
+            "(2^10 without NaN) has not changed that, step after step. Before the "
+            "first finite step, the scale must also have reached 2^-8, and NaN must "
+            "not have turned into infinity on the way."
         ),
         why=(
-            "An overflow that the scale makes goes away when the scale falls. This one "
-            "did not: the backward pass itself gives NaN or infinity. No step will be "
-            "taken until that is mended."
+            "An overflow that is caused by the scale ends when the scale falls. This "
+            "one did not: the backward pass itself produces NaN or infinity. No step "
+            "will be applied until that is fixed."
         ),
         example="""\
 for batch in batches:
@@ -843,12 +845,12 @@ for batch in batches:
     scaler.update()
 """,
         advice=(
-            "NaN: look for a root, a norm, a power or a division at 0 and for masks of "
-            "infinity. Keep the argument away from 0 before the operation.",
+            "NaN: look for a root, a norm, a power or a division at 0 and for masks "
+            "of infinity. Keep the argument away from 0 before the operation.",
             "Infinity only: run the module of the first culprit under "
             "torch.autocast(device, enabled=False), or train in bfloat16.",
-            "Few tensors of many: the module of scaler.last.culprits[0]. All of them: "
-            "the loss function or the last layers.",
+            "Few tensors of many: check the module of scaler.last.culprits[0]. All "
+            "tensors: check the loss function or the last layers.",
         ),
     ),
     Entry(
@@ -857,12 +859,12 @@ for batch in batches:
         summary="The scale is so low that gradients vanish",
         meaning=(
             "A fifth of the gradient elements or more, in two samples, were too small "
-            "for float16 at this scale; or for a hundred steps not one gradient was as "
-            "large as 2^-14, the smallest normal float16."
+            "for float16 at this scale; or for a hundred steps every gradient was "
+            "below 2^-14, the smallest normal float16."
         ),
         why=(
-            "What is below 2^-24 is 0 in float16. The steps are taken and look well, "
-            "but most of what the batch says is lost: the loss flattens early."
+            "Values below 2^-25 round to 0 in float16. The steps are applied and look "
+            "healthy, but most of the gradient is lost: the loss flattens early."
         ),
         example="""\
 scaler = GradScaler("cuda", policy=StaticScale(scale=2.0**-14))
@@ -881,28 +883,29 @@ for batch in 2 * batches:
     scaler.update()
 """,
         advice=(
-            "With headroom left, raise the scale to the one that the message names, or "
-            "let DynamicScale find it.",
-            "With no headroom left, the gradients span more than float16 holds: train "
-            "in bfloat16, or keep the layers with the largest gradients in float32.",
-            "If the scale had fallen before, look for what made it fall: GS210, GS201.",
+            "With headroom left, raise the scale to the one in the message, or use "
+            "DynamicScale.",
+            "Without headroom, the gradients span more than the range of float16: "
+            "train in bfloat16, or keep the layers with the largest gradients in "
+            "float32.",
+            "If the scale had fallen before, find the cause of the fall: GS210, GS201.",
         ),
         references=("https://arxiv.org/abs/1710.03740",),
     ),
     Entry(
         code="GS210",
         name="scale-falling",
-        summary="The scale or the headroom is on its way down",
+        summary="The scale or the headroom is falling",
         meaning=(
             "The scale is several backoffs below its mean over the last 5000 steps, "
-            "further than the saw-tooth of growth and backoff has taken it so far; or "
-            "gradients have grown to sixteen times their usual size and float16 is "
-            "nearly full. Said once, and again if the fall is twice as deep."
+            "further than growth and backoff have taken it so far; or gradients have "
+            "grown to sixteen times their usual size and float16 is nearly full. "
+            "Reported once, and again if the fall is twice as deep."
         ),
         why=(
-            "The run is still well, and may stay so. But large runs that were lost had "
-            "this first: GLM-130B tens of steps, BigScience 104B more than a thousand "
-            "steps before the loss rose."
+            "The run is still healthy, and may stay so. But in large runs that were "
+            "lost this came first: tens of steps before the loss rose in GLM-130B, "
+            "more than a thousand steps before in BigScience 104B."
         ),
         example="""\
 for step, batch in enumerate(5 * batches):
@@ -922,30 +925,30 @@ for batch in 5 * batches:
         advice=(
             "Keep a checkpoint from before the step at which the fall began.",
             "Compare the loss and the gradient norm with those of that step. If they "
-            "rise: go back to it with a lower learning rate or a tighter clip.",
-            "If the culprits are few, watch their module or run it in float32.",
+            "rise, return to it with a lower learning rate or a smaller clipping norm.",
+            "If there are few culprits, monitor their module or run it in float32.",
         ),
         references=(
             "https://github.com/THUDM/GLM-130B/blob/main/logs/main-log-en.md",
-            "https://github.com/bigscience-workshop/bigscience/blob/master/train/"
-            "tr8-104B-wide/chronicles.md",
+            "https://github.com/bigscience-workshop/bigscience/blob/"
+            "master/train/tr8-104B-wide/chronicles.md",
         ),
     ),
     Entry(
         code="GS301",
         name="resumed-without-state",
-        summary="The optimizer has steps behind it and the scaler starts anew",
+        summary="The optimizer was resumed and the scaler was not",
         meaning=(
             "At the scaler's first step, the optimizer already had a state: the run "
             "was resumed, and the scaler's state was not saved or not loaded. Or the "
-            "optimizer was trained without a scaler so far; then all is well. Said "
-            "once, and only where the optimizer keeps a state to tell it by."
+            "optimizer was trained without a scaler before, which is fine. Reported "
+            "once, and only for optimizers that keep a state."
         ),
         why=(
             "The scale starts from init_scale and the count of finite steps from 0. "
-            "The first steps may be skipped until the scale is found again, or small "
-            "gradients underflow until it has grown back, and the run goes on "
-            "differently from one that was not stopped."
+            "Steps may be skipped while the scale recalibrates, or small gradients "
+            "underflow until it has grown back, so the run will not match an "
+            "uninterrupted one."
         ),
         example="""\
 optimizer = torch.optim.AdamW(model.parameters())
@@ -976,14 +979,14 @@ scaler.step(optimizer)
 scaler.update()
 """,
         advice=(
-            "Save scaler.state_dict() after update(), beside model and optimizer, and "
-            "call scaler.load_state_dict() before the first step.",
+            "Save scaler.state_dict() after update(), with the model and the "
+            "optimizer, and call scaler.load_state_dict() before the first step.",
             "A state of apex, DeepSpeed, Megatron-Core or fairseq: "
             "scaler.load_state_dict(gradscale.import_state(saved)).",
-            "If the state is lost, go on: the scale finds its place within a few steps "
-            "(GS002). An init_scale near the last one known makes it fewer.",
-            "If the optimizer was trained without a scaler so far, there is nothing to "
-            "do.",
+            "If the state is lost, continue: the scale is recalibrated within a few "
+            "steps (GS002). An init_scale near the last known scale shortens this.",
+            "If the optimizer was trained without a scaler before, there is nothing "
+            "to do.",
         ),
     ),
     Entry(
@@ -991,14 +994,15 @@ scaler.update()
         name="bad-checkpoint",
         summary="A checkpoint cannot be loaded",
         meaning=(
-            "load_state_dict() got a dict that is empty, lacks a key, or holds a value "
-            "that cannot be gone on with, such as a scale of 0 or NaN; or the state "
-            "of an optimizer has an entry that does not fit its parameter. The message "
-            "names the key and the value. Nothing was changed."
+            "load_state_dict() got a dict that is empty, lacks a key, or has an "
+            "unusable value, such as a scale of 0 or NaN; or the state of an optimizer "
+            "has an entry that does not match its parameter. The message names the key "
+            "and the value. Nothing was changed."
         ),
         why=(
-            "A resumed run would start from another state than the one that was saved: "
-            "steps skipped again, or gradients that are not finite from the first step."
+            "A resumed run would start from a different state than the saved one: "
+            "steps would be skipped again, or gradients would not be finite from the "
+            "first step."
         ),
         example="""\
 scaler.load_state_dict({"scale": 65536.0})
@@ -1008,11 +1012,11 @@ saved = scaler.state_dict()  # after update(), beside model and optimizer
 scaler.load_state_dict(saved)
 """,
         advice=(
-            "Save the whole scaler.state_dict(), not only the scale.",
+            "Save the complete scaler.state_dict(), not only the scale.",
             "A disabled scaler saves an empty dict: save from an enabled one.",
             "A scale outside the bounds of the policy: widen them with "
             "policy=DynamicScale(min_scale=..., max_scale=...) before loading.",
-            "If the checkpoint is lost, start without it: the scale finds its place "
+            "If the checkpoint is lost, start without it: the scale is recalibrated "
             "within a few steps (GS002).",
         ),
     ),
@@ -1022,12 +1026,12 @@ scaler.load_state_dict(saved)
         summary="The checkpoint has a format that this version does not read",
         meaning=(
             "The checkpoint was written by a newer version of gradscale. Every version "
-            "reads the formats of all earlier ones, and none of a later one. Nothing "
-            "was changed."
+            "reads the formats of all earlier versions, and none of a later one. "
+            "Nothing was changed."
         ),
         why=(
-            "Fields that this version does not know would be dropped without a word, "
-            "and the resumed run would differ from the one that was saved."
+            "Fields that this version does not know would be dropped, and the resumed "
+            "run would differ from the saved one."
         ),
         example="""\
 saved = scaler.state_dict()
@@ -1049,16 +1053,16 @@ scaler.load_state_dict(saved)
     Entry(
         code="GS304",
         name="foreign-checkpoint",
-        summary="A state of another scaler has to be imported",
+        summary="The state of another scaler must be imported",
         meaning=(
             "load_state_dict() got the state of apex, DeepSpeed, Megatron-Core, "
-            "fairseq, flax or jmp; or import_state() got a value that nobody is known "
-            "to save, that several may have saved, or that has a scaler for each of "
+            "fairseq, flax or jmp; or import_state() got a value that no known library "
+            "saves, that several libraries save, or that has one scaler for each of "
             "several losses. Nothing was changed."
         ),
         why=(
-            "Each scaler has its own names, defaults and rule. Read as another's, a "
-            "state would go on from another scale or grow at another step."
+            "Each scaler has its own names, defaults and rule. Read by the wrong rule, "
+            "a state would resume from another scale or grow at another step."
         ),
         example="""\
 saved = {"loss_scaler0": {"loss_scale": 8192.0, "unskipped": 1990}}  # of apex
@@ -1071,21 +1075,22 @@ saved = {"loss_scaler0": {"loss_scale": 8192.0, "unskipped": 1990}}  # of apex
 scaler.load_state_dict(gradscale.import_state(saved))
 """,
         advice=(
-            "scaler.load_state_dict(gradscale.import_state(saved)).",
-            "If the keys do not tell who saved it, say so: import_state(saved, source="
-            '"apex").',
-            "Pass the scaler's own part of a larger checkpoint: it lies under names "
+            "Call scaler.load_state_dict(gradscale.import_state(saved)).",
+            "If the keys are ambiguous, name the library: import_state(saved, "
+            'source="apex").',
+            "Pass the scaler's part of a larger checkpoint: it is stored under names "
             "such as scaler, grad_scaler or amp.",
-            "With several losses, make a scaler for each and import them one by one.",
+            "With several losses, create a scaler for each and import the states one "
+            "by one.",
         ),
     ),
     Entry(
         code="GS305",
         name="run-file-exists",
-        summary="There is a run file of that name already",
+        summary="A run file of that name already exists",
         meaning=(
-            "A run was to be recorded in a file that is there. It was not touched, and "
-            "nothing is recorded."
+            "The file in which the run was to be recorded already exists. It was not "
+            "changed, and nothing is recorded."
         ),
         why="The record of an earlier run would be lost or mixed with this one.",
         example="""\
@@ -1105,9 +1110,9 @@ with tempfile.TemporaryDirectory() as folder:
     RunWriter(f"{folder}/run.gs", resume=True).close()
 """,
         advice=(
-            "Give each run a file of its own.",
+            "Give each run its own file.",
             "If this is the same run, resumed from a checkpoint, pass resume=True: "
-            "steps that are taken again replace the old ones.",
+            "repeated steps replace the old ones.",
             "Delete the file if you do not need it.",
         ),
     ),
@@ -1116,11 +1121,11 @@ with tempfile.TemporaryDirectory() as folder:
         name="run-file-unreadable",
         summary="The file is not a run file, or is damaged",
         meaning=(
-            "The file is missing, was not written by gradscale, is cut short or "
-            "damaged, or is held by another process for longer than a commit takes. "
-            "The message has SQLite's words. Nothing was changed."
+            "The file is missing, was not written by gradscale, is truncated or "
+            "damaged, or is locked by another process for longer than a commit takes. "
+            "The message contains the error of SQLite. Nothing was changed."
         ),
-        why="A record that is wrong is worse than none.",
+        why="A wrong record is worse than none.",
         example="""\
 import tempfile
 from gradscale.runfile import open_run
@@ -1140,9 +1145,10 @@ with tempfile.TemporaryDirectory() as folder:
 """,
         advice=(
             "Pass the file that was given with record= or after gradscale run -o.",
-            "While a run goes on, and after it was killed, the file consists of up to "
-            "three: copy those that end in -wal or -journal as well.",
-            "If the disk has damaged it, sqlite3 FILE .recover saves what is left.",
+            "During a run, and after it was killed, the record consists of up to "
+            "three files: also copy those that end in -wal or -journal.",
+            "If the disk has damaged it, sqlite3 FILE .recover restores the readable "
+            "part.",
         ),
         references=("https://www.sqlite.org/recovery.html",),
     ),
@@ -1152,7 +1158,7 @@ with tempfile.TemporaryDirectory() as folder:
         summary="The run file has a schema that this version does not read",
         meaning=(
             "The run file was written by a newer version of gradscale. Every version "
-            "reads the schemas of all earlier ones, and none of a later one."
+            "reads the schemas of all earlier versions, and none of a later one."
         ),
         why="Fields that this version does not know could be misread.",
         example="""\
@@ -1180,17 +1186,17 @@ with tempfile.TemporaryDirectory() as folder:
     Entry(
         code="GS308",
         name="recording-stopped",
-        summary="The run is no longer recorded; the training goes on",
+        summary="The run is no longer recorded; the training continues",
         meaning=(
             "The run file could not be written: the disk is full, the file was deleted "
-            "or replaced, the folder may not be written to. Or a process that was "
-            "forked from the one that records tried to record. A warning, said once "
-            "with the reason; an error only if the file cannot be made at the start. "
-            "What was written before is kept and can be read."
+            "or replaced, the folder is not writable. Or a process that was forked "
+            "from the recording one tried to record. A warning, issued once with the "
+            "reason; an error only if the file cannot be created at the start. Rows "
+            "written before are kept and can be read."
         ),
         why=(
-            "From here on there is no record, so nothing can be said later about what "
-            "happened. Weights and scale are not affected."
+            "From here on there is no record to diagnose later. Weights and scale are "
+            "not affected."
         ),
         example="""\
 import os
@@ -1213,23 +1219,23 @@ with tempfile.TemporaryDirectory() as folder:
     writer.close()
 """,
         advice=(
-            "See that the folder exists, has space and may be written to.",
-            "Do not move or delete the file while the run goes on; a copy can be "
-            "taken at any time.",
-            "After a restart, pass resume=True to go on with the same file.",
-            "In data-loader workers and other forked processes, do not record.",
+            "Check that the folder exists, has space and is writable.",
+            "Do not move or delete the file during the run; copying it is safe at any "
+            "time.",
+            "After a restart, pass resume=True to continue with the same file.",
+            "Do not record in data-loader workers and other forked processes.",
         ),
     ),
     Entry(
         code="GS309",
         name="record-has-gaps",
-        summary="The disk does not keep up, and rows of the record are dropped",
+        summary="The disk is too slow, and rows of the record are dropped",
         meaning=(
-            "More rows wait to be written than the backlog holds. Further ones are "
-            "dropped until there is room again; how many is written into the file. "
-            "The training does not wait. Said once."
+            "More rows are waiting to be written than the backlog holds. Further rows "
+            "are dropped until there is room again; their number is written to the "
+            "file. The training does not wait. Reported once."
         ),
-        why="The record has gaps: what happened in those steps is not known.",
+        why="The record has gaps: nothing is known about those steps.",
         example="""\
 import tempfile
 from gradscale.runfile import RunWriter
@@ -1250,7 +1256,7 @@ with tempfile.TemporaryDirectory() as folder:
 """,
         advice=(
             "Record to a local disk and copy the file afterwards.",
-            "End other programs that hold the file in a transaction of their own.",
+            "Stop other programs that hold a transaction on the file.",
             "Pass a larger backlog: a row takes about 150 bytes of memory.",
         ),
     ),

@@ -1,39 +1,19 @@
-"""What a run's judge has to say: one finding a phase, never one a skip."""
+"""Findings about a run: text, JSON, order of severity, merging."""
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
 from gradscale.judge.phrases import in_words
+from gradscale.judge.verdict_table import BY_CODE, SEVERITY, Row, is_normal
 
-# Most severe first: a cause before what follows from it. Codes that are not listed
-# come after these, normal ones (GS0xx) after all.
-SEVERITY = (
-    "GS207",
-    "GS203",
-    "GS208",
-    "GS202",
-    "GS205",
-    "GS201",
-    "GS210",
-    "GS209",
-    "GS206",
-    "GS204",
-    "GS103",
-)
+# Codes without a row come after those that have one.
 _RANK = {code: rank for rank, code in enumerate(SEVERITY)}
-# Where to look when no tensor or module is named.
-_PLACES = {
-    "GS103": "the parameters of the optimizer",
-    "GS203": "the forward pass",
-    "GS204": "the norm of all gradients",
-    "GS206": "the loss",
-    "GS207": "the weights",
-}
+_OTHER = Row(code="")
 
 
 class Finding(NamedTuple):
-    """One thing a user should know about a run.
+    """One problem or event of a run, reported once per phase, not once per skip.
 
     >>> finding = Finding(
     ...     code="GS206", where="", step=7, since=7, what="the scaled loss overflowed",
@@ -51,15 +31,16 @@ class Finding(NamedTuple):
 
     Attributes:
         code: Its entry in the catalogue.
-        where: The parameter or module, as `named_modules()` has it; empty if unknown.
+        where: The parameter or module, named as in `named_modules()`; empty if
+            unknown.
         step: The step at which it was found.
         since: The step at which it began.
-        what: What happened, in half a line.
-        cost: What it costs the run; empty if nothing.
-        evidence: The facts it stands on: numbers, strings and booleans by name.
-        advice: What to try, in this order; each follows from the evidence.
-        more: The command that tells more.
-        hopeless: No scale can help, and the run will not mend itself.
+        what: One sentence without a full stop.
+        cost: The cost to the run; empty if there is none.
+        evidence: Numbers, strings and booleans by name.
+        advice: Remedies, in the order in which to try them.
+        more: The command that prints the page of the code.
+        hopeless: No scale can help, and the run will not recover by itself.
     """
 
     code: str
@@ -75,11 +56,11 @@ class Finding(NamedTuple):
 
     @property
     def normal(self) -> bool:
-        """True if nothing is wrong."""
-        return self.code.startswith("GS0")
+        """True if a healthy run has it."""
+        return is_normal(self.code)
 
     def text(self) -> str:
-        """Return what to print: one line if all is normal, else a short block."""
+        """Return the printed form: one line if it is normal, else a short block."""
         if self.normal:
             return f"{self.code} {self.what}"
         rows = [
@@ -97,7 +78,7 @@ class Finding(NamedTuple):
         return "\n".join([f"{self.code} step {self.step}: {self.what}", *lines])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding as JSON has it."""
+        """Return the finding as a JSON object."""
         return {
             "code": self.code,
             "where": self.where,
@@ -109,7 +90,7 @@ class Finding(NamedTuple):
 
 
 class Health(Enum):
-    """The verdict on a whole run.
+    """The state of a whole run.
 
     >>> Health.of([]).exit_code
     0
@@ -121,12 +102,12 @@ class Health(Enum):
 
     @property
     def exit_code(self) -> int:
-        """What a command that judges a run returns to the shell."""
+        """The exit code of commands that judge a run."""
         return list(Health).index(self)
 
     @classmethod
     def of(cls, findings: Iterable[Finding]) -> "Health":
-        """Sum up the findings of a run."""
+        """Return the state of a run with these findings."""
         serious = [finding for finding in findings if not finding.normal]
         if any(finding.hopeless for finding in serious):
             return cls.COLLAPSE
@@ -137,9 +118,9 @@ class Health(Enum):
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings, the most severe first, equals in the order of steps.
+    """Return the findings, most severe first, then in the order of steps.
 
-    A loss that is not finite is as severe as the collapse that it has caused.
+    A non-finite loss is as severe as the collapse that it causes.
     """
     found = list(findings)
     caused = any(
@@ -155,13 +136,67 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(found, key=severity)
 
 
+def clear_recovered(findings: Iterable[Finding], healthy_at: int) -> list[Finding]:
+    """Return the findings, hopeless no longer if the run recovered after them.
+
+    Args:
+        findings: In any order.
+        healthy_at: The last step that ended ten finite ones in a row:
+            `Judge.healthy_at`.
+    """
+    return [
+        finding._replace(hopeless=False, evidence={**finding.evidence, "mended": True})
+        if finding.hopeless and finding.step < healthy_at
+        else finding
+        for finding in findings
+    ]
+
+
+def merge_repeats(findings: Iterable[Finding]) -> list[Finding]:
+    """Return one finding for each code and location.
+
+    It is the last of its group, or the last hopeless one, with the earliest `since`.
+    Its evidence has the number of times: the largest count in the group, or its size.
+    """
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.code, finding.where), []).append(finding)
+    return [_merged(group) for group in groups.values()]
+
+
+def _merged(group: list[Finding]) -> Finding:
+    if len(group) == 1:
+        return group[0]
+    hopeless = [finding for finding in group if finding.hopeless]
+    steps = [finding.step for finding in group]
+    counted = max(finding.evidence.get("times", 1) for finding in group)
+    kept = (hopeless or group)[-1]
+    times = max(len(group), counted)
+    first, last = min(steps), max(steps)
+    repeats = f"reported {times} times (steps {first} to {last})"
+    if times == 2:
+        repeats = f"reported twice (steps {first} and {last})"
+    elif times > len(group):
+        repeats = f"{times} times (steps {first} to {last})"
+    return kept._replace(
+        since=min(finding.since for finding in group),
+        what=f"{kept.what}; {repeats}",
+        evidence={
+            **kept.evidence,
+            "times": times,
+            "first_step": first,
+            "last_step": last,
+        },
+    )
+
+
 def _place(finding: Finding) -> str:
-    """Return where to look if no tensor or module is named."""
+    """Return the location to print if no tensor or module is named."""
     seen = finding.evidence
     if seen.get("place_tensor") == "input":
         return "the batch"
     if seen.get("loss_finite") is False and finding.code == "GS202":
-        return _PLACES["GS203"]
+        return BY_CODE["GS203"].location
     if seen.get("culprits") and seen.get("tensors"):
         return f"{seen['culprits']} of {seen['tensors']} tensors"
-    return _PLACES.get(finding.code, "the backward pass")
+    return BY_CODE.get(finding.code, _OTHER).location

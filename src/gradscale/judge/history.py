@@ -1,44 +1,43 @@
-"""The course of a run so far, in a fixed number of scalars."""
+"""The history of a run so far, in a fixed number of scalars."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from gradscale.core.records import LOST_TOO_MUCH, StepRecord
 
-# Finite steps in a row after which a run has found its scale, or is well again.
+# Finite steps in a row after which a run has found its scale, or has recovered.
 SETTLED_AFTER = 10
-# Steps after the first finite one in which further overflows still belong to the
-# start: the scale meets batches with larger gradients one by one.
+# Steps after the first finite one in which further overflows still count as
+# calibration: batches with larger gradients come one by one.
 SETTLING = 100
-# Losses in a row that are more than a few poisoned batches. Live, facts are two steps
-# old: a run is stopped within ten.
+# Non-finite losses in a row that are more than a few bad batches. Live, records are
+# two steps old: a run is stopped within ten.
 MANY_LOSSES = 8
-# The loss is averaged over as many steps.
+# Steps over which the loss is averaged.
 LOSS_MEMORY = 20
-# How far a loss that goes up is above where it was.
+# Factor by which the mean loss must exceed its minimum to count as rising.
 RISEN = 1.5
-# The same of two losses in a row while there are too few for a mean: batches differ.
+# The same for two losses in a row while there are too few for a mean.
 FAR_RISEN = 16.0
-# The smallest normal float16: below it digits are lost, and 2^-24 is the last value.
+# The smallest normal float16. Below it precision is lost; the smallest is 2^-24.
 SMALLEST_NORMAL = 2.0**-14
 
 
 @dataclass(slots=True)
 class Streak:
-    """Steps in a row that have something in common.
+    """Consecutive steps of one kind.
 
     Attributes:
-        length: How many they are; 0 if the last step was not one of them.
+        length: Their number; 0 if the last step was of another kind.
         since: The first of them.
-        origin: The scale from which they started.
-        nan: How many of them had a NaN.
-        held: How many of them had the scale of the one before.
+        origin: The scale before the first of them.
+        nan: Steps among them with a NaN.
+        held: Steps among them at the scale of the one before.
         last: The scale of the last of them.
-        applied: How many of them were taken.
-        skips: How many were not, in a row, up to the last.
-        after_nan: How many came after the last NaN.
+        applied: Steps among them that were applied.
+        skips: Skipped steps in a row, up to the last.
+        after_nan: Steps after the last NaN.
     """
 
     length: int = 0
@@ -52,7 +51,7 @@ class Streak:
     after_nan: int = 0
 
     def extend(self, record: StepRecord, origin: float = 0.0) -> None:
-        """Add one step; the first starts from `origin`, or from its own scale."""
+        """Add a step. The first sets the origin: `origin`, or its own scale if 0."""
         if self.length == 0:
             self.since = record.step
             self.origin = origin or record.scale
@@ -67,42 +66,42 @@ class Streak:
         self.last = record.scale
 
     def end(self) -> None:
-        """Forget them: this step was another."""
+        """End the streak: the present step is of another kind."""
         self.length = 0
 
 
 @dataclass(slots=True)
-class Course:
-    """What one run looked like, step by step. Nothing here grows with the run.
+class History:
+    """Counters and means over the steps of a run. Of fixed size.
 
     Attributes:
         step: The number of the last step.
         steps: Steps with gradients.
         first_step: The first of them.
         first_scale: Its scale.
-        settled: The start is over.
+        settled: Calibration is over.
         settling: Steps since the first finite one, until settled.
-        early_skips: Steps that the search for the first scale has cost.
-        finite: Steps that were finite throughout.
+        early_skips: Steps skipped during calibration.
+        finite: Steps with finite weights, loss, gradients and norm.
         good_scale: The scale of the last of them.
-        well_at: The last step that ended ten of them in a row; 0 if none did.
+        healthy_at: The last step that ended ten of them in a row; 0 if there is none.
         bad: Steps whose loss was finite and whose gradients were not.
         loss: Steps whose loss was not finite.
         none: Steps without a gradient.
         tiny: Finite steps with no gradient among the float16 normals.
         lost: Sampled steps, not necessarily neighbours, that lost too much.
-        loss_mean: Mean of the finite losses of late.
+        loss_mean: Running mean of the finite losses.
         loss_low: The lowest such mean.
         losses: Finite losses read.
         loss_start: The first of them.
         loss_last: The last of them.
         loss_before: The one before it.
-        loss_known: Some loss was finite, whether or not it was read.
-        loss_kind: "nan" or "inf", of the last loss that was not finite; empty if
-            nobody read it.
+        loss_known: Some loss was finite, whether or not its value was read.
+        loss_kind: "nan" or "inf", of the last loss that was not finite; empty if its
+            value was not read.
         culprit: The first tensor that was not finite at the last skip; empty if
-            nobody said.
-        culprits: How many there were.
+            unknown.
+        culprits: The number of such tensors.
     """
 
     step: int = 0
@@ -114,7 +113,7 @@ class Course:
     early_skips: int = 0
     finite: Streak = field(default_factory=Streak)
     good_scale: float = 0.0
-    well_at: int = 0
+    healthy_at: int = 0
     bad: Streak = field(default_factory=Streak)
     loss: Streak = field(default_factory=Streak)
     none: Streak = field(default_factory=Streak)
@@ -131,8 +130,8 @@ class Course:
     culprit: str = ""
     culprits: int = 0
 
-    def note(self, record: StepRecord, culprits: Sequence[str]) -> None:
-        """Take one step in."""
+    def add(self, record: StepRecord, culprits: Sequence[str]) -> None:
+        """Add the next step."""
         self.step = record.step
         if not record.read:
             self.none.extend(record)
@@ -140,11 +139,11 @@ class Course:
         self.none.end()
         if self.steps == 0:
             self.first_step, self.first_scale = record.step, record.scale
-            # A resumed run has had its start.
+            # A resumed run has already been calibrated.
             self.settled = record.calibrated
         self.steps += 1
         if record.loss is not None and math.isfinite(record.loss):
-            self._note_loss(record.loss)
+            self._add_loss(record.loss)
         if record.loss_finite:
             self.loss_known = True
             self.loss.end()
@@ -153,36 +152,23 @@ class Course:
             self.loss.extend(record)
         sound = record.weights_finite and record.loss_finite and record.norm_finite
         if sound and record.finite:
-            self._note_finite(record)
+            self._add_finite(record)
         else:
-            self._note_bad(record, culprits)
+            self._add_bad(record, culprits)
         self._settle(record)
 
     def rising(self) -> bool:
-        """Tell whether the loss, as far as it is known, has gone up for good."""
+        """Return whether the mean loss is well above its minimum."""
         enough = self.losses >= 2 * LOSS_MEMORY
         return enough and 0.0 < RISEN * self.loss_low < self.loss_mean
 
     def soared(self) -> bool:
-        """Tell whether the loss has gone up far and at once, while the run is young."""
+        """Return whether the loss rose far within the first steps of the run."""
         young = 2 <= self.losses < 2 * LOSS_MEMORY
         lowest = min(self.loss_last, self.loss_before)
         return young and 0.0 < FAR_RISEN * self.loss_start <= lowest
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> "Course":
-        """Return the course that `as_dict` has saved."""
-        course = cls()
-        for name, value in saved.items():
-            streak = isinstance(value, Mapping)
-            setattr(course, name, Streak(**value) if streak else value)
-        return course
-
-    def _note_loss(self, loss: float) -> None:
+    def _add_loss(self, loss: float) -> None:
         self.losses += 1
         if self.losses == 1:
             self.loss_start = loss
@@ -191,13 +177,13 @@ class Course:
         if self.losses <= LOSS_MEMORY or self.loss_mean < self.loss_low:
             self.loss_low = self.loss_mean
 
-    def _note_finite(self, record: StepRecord) -> None:
+    def _add_finite(self, record: StepRecord) -> None:
         self.bad.end()
         self.finite.extend(record)
         self.good_scale = record.scale
         if self.finite.length >= SETTLED_AFTER:
-            self.well_at = record.step
-        # An amax of 0 may mean that nobody looked; a norm of 0 does not.
+            self.healthy_at = record.step
+        # An amax of 0 may mean that it was not read; a norm of 0 is always read.
         known = record.amax > 0.0 or record.grad_norm == 0.0
         if known and record.amax < SMALLEST_NORMAL:
             self.tiny.extend(record)
@@ -208,14 +194,14 @@ class Course:
         elif record.lost is not None:
             self.lost.end()
 
-    def _note_bad(self, record: StepRecord, culprits: Sequence[str]) -> None:
+    def _add_bad(self, record: StepRecord, culprits: Sequence[str]) -> None:
         self.finite.end()
         self.tiny.end()
         self.culprit = culprits[0] if culprits else ""
         self.culprits = len(culprits)
         known = record.finite or not (record.weights_finite and record.loss_finite)
         if known or not record.scaled_loss_finite:
-            # The cause is not the scale: these steps say nothing about other scales.
+            # The cause is not the scale: such steps are no evidence about other scales.
             self.bad.end()
         else:
             self.bad.extend(record, self.good_scale)

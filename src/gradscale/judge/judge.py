@@ -1,55 +1,94 @@
-"""One fold over the records of a run, the same live and on a file."""
+"""Judges the steps of a run in order; used live and on run files."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from gradscale.core.records import StepRecord, Verdict, classify
-from gradscale.judge import build as grounds
-from gradscale.judge.facts import Facts
+from gradscale.judge import build
+from gradscale.judge.build import Context
 from gradscale.judge.findings import Finding
-from gradscale.judge.genuine import is_genuine
-from gradscale.judge.history import MANY_LOSSES, SETTLED_AFTER, Course
-from gradscale.judge.said import Said
-from gradscale.judge.trend import Slope
+from gradscale.judge.history import MANY_LOSSES, SETTLED_AFTER, History
+from gradscale.judge.trend import Trend, exponent
+from gradscale.judge.verdict_table import Skip, verdicts_where
 
-# Steps in a row after which a fixed scale or a missing gradient is no chance.
+# Steps in a row at a fixed scale, or without a gradient, before a finding.
 HOPELESS_AFTER = 10
-# Skips among so many steps that are worth a word, and that are not any more.
+# Skips in a window of steps that make a finding, and that end it.
 WINDOW = 100
-CROWDED = 20
-CALM = 5
-# Finite steps in a row, or samples, that are too small to be chance.
+TOO_MANY_SKIPS = 20
+FEW_SKIPS = 5
+# Finite steps in a row, or samples, with vanishing gradients before a finding.
 VANISHED_STEPS = 100
 VANISHED_SAMPLES = 2
+# Gradients that stay non-finite over this many bits of scale are so at any scale:
+# with NaN, or with infinity only. Recorded runs drop by up to 8 bits from one batch to
+# the next, never for as many steps in a row.
+GENUINE_STEPS = 8
+GENUINE_BITS_NAN = 8.0
+GENUINE_BITS_INF = 10.0
+# Before the first finite step, NaN may come from infinity minus infinity: the scale
+# must also have fallen far below 1, where losses of raw data may still fit.
+GENUINE_SCALE = 2.0**-8
 
-_SKIPS = (Verdict.CALIBRATING, Verdict.PROBING, Verdict.OVERFLOW)
-# Skips whose cause is known: the backoff after them is no sign of a fall.
-_BLAMED = (
-    Verdict.WEIGHTS_NONFINITE,
-    Verdict.FORWARD_NONFINITE,
-    Verdict.LOSS_OVERFLOW,
-    Verdict.NORM_OVERFLOW,
-)
+_SCALE_SKIPS = verdicts_where(lambda row: row.skip is Skip.SCALE)
+# The backoff after these skips is no sign of a falling scale.
+_BLAMED = verdicts_where(lambda row: row.skip is Skip.CAUSE)
 
 
 class Judgement(NamedTuple):
-    """What one step means in the light of those before it.
+    """The judgement on one step, given the steps before it.
 
     Attributes:
         verdict: The verdict on the step.
-        findings: What there is to say now; nearly always nothing.
+        findings: New findings; empty for nearly every step.
     """
 
     verdict: Verdict
     findings: tuple[Finding, ...]
 
 
-class Judge:
-    """Judge the steps of a run, and say once what is worth saying.
+@dataclass(slots=True)
+class Reported:
+    """Findings that were already reported, and counters towards the next ones.
 
-    Deterministic, and its state does not grow: fed the same records, from the start or
-    from a saved state, it says the same.
+    Attributes:
+        trouble: The code of the hopeless finding in force; empty if there is none.
+        losses: Episodes of non-finite losses so far.
+        in_losses: The present episode is counted.
+        scaled: Episodes in which the scaled loss overflowed.
+        in_scaled: The present episode is counted.
+        norms: Episodes in which the norm overflowed.
+        in_norms: The present episode is counted.
+        frequent_skips: Too many skips were reported.
+        vanished: Vanishing gradients were reported.
+        window: Steps in the present window.
+        window_since: The first of them.
+        window_skips: Skips among them.
+        window_held: Those at the scale of the skip before.
+        skip_scale: The scale of the last skip.
+    """
+
+    trouble: str = ""
+    losses: int = 0
+    in_losses: bool = False
+    scaled: int = 0
+    in_scaled: bool = False
+    norms: int = 0
+    in_norms: bool = False
+    frequent_skips: bool = False
+    vanished: bool = False
+    window: int = 0
+    window_since: int = 0
+    window_skips: int = 0
+    window_held: int = 0
+    skip_scale: float = 0.0
+
+
+class Judge:
+    """Judges the steps of a run and reports each finding once.
+
+    Deterministic, with a state of fixed size: the same records give the same findings.
 
     >>> judge = Judge()
     >>> for step in range(1, 101):
@@ -61,7 +100,7 @@ class Judge:
     GS001 calibrated: S 2^24 -> 2^15 after 9 skips (normal)
 
     Args:
-        tensors: How many gradient tensors the run has; 0 if unknown.
+        tensors: The number of gradient tensors of the run; 0 if unknown.
 
     Attributes:
         tensors: As given; may be set once it is known.
@@ -69,214 +108,223 @@ class Judge:
 
     def __init__(self, *, tensors: int = 0) -> None:
         self.tensors = tensors
-        self._course = Course()
-        self._slope = Slope()
-        self._said = Said()
+        self._history = History()
+        self._trend = Trend()
+        self._reported = Reported()
 
     @property
     def settled(self) -> bool:
-        """Whether the scale has found its place, so that the start is over."""
-        return self._course.settled
+        """True once the calibration at the start of the run is over."""
+        return self._history.settled
 
     @property
-    def well_at(self) -> int:
-        """The last step that ended ten finite ones in a row; 0 if none did.
+    def healthy_at(self) -> int:
+        """The last step that ended ten finite ones in a row; 0 if there is none.
 
-        What was called hopeless before it has mended itself.
+        Hopeless findings before it no longer apply: see `clear_recovered`.
         """
-        return self._course.well_at
+        return self._history.healthy_at
 
     def see(self, record: StepRecord, culprits: Sequence[str] = ()) -> Judgement:
         """Judge the next step.
 
         Args:
-            record: The step's facts. Steps come in order.
+            record: The record of the step. Steps come in order.
             culprits: The names of the tensors that were not finite.
         """
-        losses, settled = self._course.loss.length, self._course.settled
-        self._course.note(record, culprits)
+        losses, settled = self._history.loss.length, self._history.settled
+        self._history.add(record, culprits)
         verdict = self._verdict(record)
         found: list[Finding] = []
         if verdict is Verdict.NO_GRADIENTS:
-            self._idle(record, found)
+            self._check_no_gradients(record, found)
             return Judgement(verdict, tuple(found))
         if losses:
-            self._after_loss(record, losses, found)
-        if self._course.finite.length:
-            self._well(record, settled, found)
+            self._check_recovered_loss(record, losses, found)
+        if self._history.finite.length:
+            self._check_finite_step(record, settled, found)
         else:
-            self._trouble(record, verdict, found)
-            self._count(record, verdict, found)
-        self._crowd(record, verdict, found)
-        if self._course.settled:
-            self._early(record, verdict, found)
+            self._check_hopeless(record, verdict, found)
+            self._check_repeated(record, verdict, found)
+        self._check_skip_rate(record, verdict, found)
+        if self._history.settled:
+            self._check_trend(record, verdict, found)
         return Judgement(verdict, tuple(found))
 
     def end(self) -> tuple[Finding, ...]:
-        """Return what is still unsaid if the run ends here. Changes nothing."""
-        run = self._course.loss
-        if self._said.told or self._said.losses_now or not run.length:
+        """Return the findings still open if the run ends here. Changes nothing."""
+        run, reported = self._history.loss, self._reported
+        if reported.trouble or reported.in_losses or not run.length:
             return ()
-        # The record of the last step is gone: what it said is in the run.
-        record = StepRecord(self._course.step, run.last, False, False, False)
-        facts, times = self._facts(record), self._said.losses + 1
-        return (grounds.loss(facts, run.length, times, over=False, hopeless=False),)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that later judgements depend on, as plain values."""
-        return {
-            "tensors": self.tensors,
-            "course": self._course.as_dict(),
-            "slope": asdict(self._slope),
-            "said": asdict(self._said),
-        }
-
-    @classmethod
-    def from_state(cls, saved: Mapping[str, Any]) -> "Judge":
-        """Return a judge that goes on where the saved one stood."""
-        judge = cls(tensors=saved["tensors"])
-        judge._course = Course.from_dict(saved["course"])
-        judge._slope = Slope(**saved["slope"])
-        judge._said = Said(**saved["said"])
-        return judge
+        # The record of the last step is not kept; the streak has its scale.
+        record = StepRecord(self._history.step, run.last, False, False, False)
+        context, times = self._context(record), reported.losses + 1
+        found = build.nonfinite_loss(
+            context, run.length, times, over=False, hopeless=False
+        )
+        return (found,)
 
     def _verdict(self, record: StepRecord) -> Verdict:
-        """Refine the verdict on a step alone by what came before it."""
+        """Refine the verdict on a step alone by the steps before it."""
         verdict = classify(record)
-        if verdict in _SKIPS:
-            if is_genuine(self._course):
+        if verdict in _SCALE_SKIPS:
+            if is_genuine(self._history):
                 return Verdict.GENUINE
-            return verdict if self._course.settled else Verdict.CALIBRATING
-        if verdict is Verdict.OK and self._course.tiny.length >= VANISHED_STEPS:
+            return verdict if self._history.settled else Verdict.CALIBRATING
+        if verdict is Verdict.OK and self._history.tiny.length >= VANISHED_STEPS:
             return Verdict.UNDERFLOW
         return verdict
 
-    def _facts(self, record: StepRecord) -> Facts:
-        return Facts(record, self._course, self._slope, self.tensors)
+    def _context(self, record: StepRecord) -> Context:
+        return Context(record, self._history, self._trend, self.tensors)
 
-    def _idle(self, record: StepRecord, found: list[Finding]) -> None:
-        if self._course.none.length == HOPELESS_AFTER:
-            found.append(grounds.idle(self._facts(record)))
+    def _check_no_gradients(self, record: StepRecord, found: list[Finding]) -> None:
+        if self._history.none.length == HOPELESS_AFTER:
+            found.append(build.no_gradients(self._context(record)))
 
-    def _after_loss(self, record: StepRecord, steps: int, found: list[Finding]) -> None:
-        """Say of a few losses that were not finite that they are over."""
-        said = self._said
-        if self._course.loss.length:
+    def _check_recovered_loss(
+        self, record: StepRecord, steps: int, found: list[Finding]
+    ) -> None:
+        """Report non-finite losses once the loss is finite again."""
+        reported = self._reported
+        if self._history.loss.length:
             return
-        if not (said.losses_now or said.told):
-            self._lose(record, steps, found, over=True)
-        said.losses_now = False
+        if not (reported.in_losses or reported.trouble):
+            self._report_loss(record, steps, found, over=True)
+        reported.in_losses = False
 
-    def _lose(
+    def _report_loss(
         self, record: StepRecord, steps: int, found: list[Finding], *, over: bool
     ) -> None:
-        """Say that losses were not finite, at the 1st, 2nd, 4th, 8th, ... time."""
-        times = self._times()
+        """Report non-finite losses, in the 1st, 2nd, 4th, 8th, ... episode."""
+        times = self._count_losses()
         if _is_power_of_two(times):
-            facts = self._facts(record)
-            lost = grounds.loss(facts, steps, times, over=over, hopeless=False)
-            found.append(lost)
+            context = self._context(record)
+            found.append(
+                build.nonfinite_loss(context, steps, times, over=over, hopeless=False)
+            )
 
-    def _times(self) -> int:
-        """Return which time this is that losses are not finite, and count it once."""
-        said = self._said
-        said.losses += not said.losses_now
-        said.losses_now = True
-        return said.losses
+    def _count_losses(self) -> int:
+        """Return the number of the present episode, and count it once."""
+        reported = self._reported
+        reported.losses += not reported.in_losses
+        reported.in_losses = True
+        return reported.losses
 
-    def _well(
+    def _check_finite_step(
         self, record: StepRecord, was_settled: bool, found: list[Finding]
     ) -> None:
-        course, said = self._course, self._said
-        if course.finite.length >= SETTLED_AFTER:
-            said.told = ""
-            said.scaled_now = said.norms_now = False
-            moved = record.scale != course.first_scale
-            if course.early_skips and moved and not was_settled:
-                found.append(grounds.calibrated(self._facts(record)))
-        enough = course.lost.length >= VANISHED_SAMPLES
-        if enough or course.tiny.length >= VANISHED_STEPS:
-            if not said.vanished:
-                found.append(grounds.underflow(self._facts(record)))
-            said.vanished = True
-        elif not (course.lost.length or course.tiny.length):
-            said.vanished = False
+        history, reported = self._history, self._reported
+        if history.finite.length >= SETTLED_AFTER:
+            reported.trouble = ""
+            reported.in_scaled = reported.in_norms = False
+            moved = record.scale != history.first_scale
+            if history.early_skips and moved and not was_settled:
+                found.append(build.calibrated(self._context(record)))
+        enough = history.lost.length >= VANISHED_SAMPLES
+        if enough or history.tiny.length >= VANISHED_STEPS:
+            if not reported.vanished:
+                found.append(build.underflow(self._context(record)))
+            reported.vanished = True
+        elif not (history.lost.length or history.tiny.length):
+            reported.vanished = False
 
-    def _trouble(
+    def _check_hopeless(
         self, record: StepRecord, verdict: Verdict, found: list[Finding]
     ) -> None:
-        """Say that the run cannot go on like this; once, until it is well again."""
-        if self._said.told:
+        """Report a run that cannot recover; once, until it is healthy again."""
+        if self._reported.trouble:
             return
-        facts, run, loss = self._facts(record), self._course.bad, self._course.loss
+        context, history = self._context(record), self._history
+        run, loss = history.bad, history.loss
         if not record.weights_finite:
-            found.append(grounds.weights(facts))
+            found.append(build.nonfinite_weights(context))
         elif verdict is Verdict.COLLAPSE:
-            found.append(grounds.collapse(facts))
+            found.append(build.collapse(context))
         elif loss.skips >= MANY_LOSSES:
-            losses = loss.length, self._times()
-            found.append(grounds.loss(facts, *losses, over=False, hopeless=True))
+            losses = loss.length, self._count_losses()
+            lost = build.nonfinite_loss(context, *losses, over=False, hopeless=True)
+            found.append(lost)
         elif verdict is Verdict.GENUINE:
-            found.append(grounds.genuine(facts))
+            found.append(build.genuine(context))
         elif run.length >= HOPELESS_AFTER and run.held == run.length - 1:
-            found.append(grounds.fixed(facts, run.length, run.length, run.since))
+            counts = run.length, run.length, run.since
+            found.append(build.fixed_scale(context, *counts))
         else:
-            self._useless(record, found)
+            self._check_useless_loss(record, found)
             return
-        self._said.told = found[-1].code
+        self._reported.trouble = found[-1].code
 
-    def _useless(self, record: StepRecord, found: list[Finding]) -> None:
-        """Say that the loss is not finite though steps are taken."""
-        steps = self._course.loss.length
-        if steps >= MANY_LOSSES and not self._said.losses_now:
-            self._lose(record, steps, found, over=False)
+    def _check_useless_loss(self, record: StepRecord, found: list[Finding]) -> None:
+        """Report a loss that is not finite although steps are applied."""
+        steps = self._history.loss.length
+        if steps >= MANY_LOSSES and not self._reported.in_losses:
+            self._report_loss(record, steps, found, over=False)
 
-    def _count(
+    def _check_repeated(
         self, record: StepRecord, verdict: Verdict, found: list[Finding]
     ) -> None:
-        """Say what comes back time and again, at the 1st, 2nd, 4th, 8th, ... time."""
-        said = self._said
-        if verdict is Verdict.LOSS_OVERFLOW and not said.scaled_now:
-            said.scaled_now = True
-            said.scaled += 1
-            if _is_power_of_two(said.scaled):
-                found.append(grounds.scaled_loss(self._facts(record), said.scaled))
-        if verdict is Verdict.NORM_OVERFLOW and not said.norms_now:
-            said.norms_now = True
-            said.norms += 1
-            if _is_power_of_two(said.norms):
-                found.append(grounds.norm(self._facts(record), said.norms))
+        """Report overflowing losses and norms, in the 1st, 2nd, 4th, ... episode."""
+        reported = self._reported
+        if verdict is Verdict.LOSS_OVERFLOW and not reported.in_scaled:
+            reported.in_scaled = True
+            reported.scaled += 1
+            if _is_power_of_two(reported.scaled):
+                context = self._context(record)
+                found.append(build.loss_overflow(context, reported.scaled))
+        if verdict is Verdict.NORM_OVERFLOW and not reported.in_norms:
+            reported.in_norms = True
+            reported.norms += 1
+            if _is_power_of_two(reported.norms):
+                found.append(build.norm_overflow(self._context(record), reported.norms))
 
-    def _crowd(
+    def _check_skip_rate(
         self, record: StepRecord, verdict: Verdict, found: list[Finding]
     ) -> None:
-        """Say that too many of the last hundred steps were skipped."""
-        said = self._said
-        if said.window == 0:
-            said.window_since = record.step
-        said.window += 1
+        """Report too many skips among the last hundred steps."""
+        reported = self._reported
+        if reported.window == 0:
+            reported.window_since = record.step
+        reported.window += 1
         if verdict is Verdict.OVERFLOW:
-            said.window_skips += 1
-            said.window_held += record.scale == said.skip_scale
-            said.skip_scale = record.scale
-            full = said.window_skips >= CROWDED
-            if full and not (said.crowded or said.told):
-                said.crowded = True
-                held = said.window_held >= CROWDED - 1
-                say = grounds.fixed if held else grounds.crowded
-                counts = said.window_skips, said.window, said.window_since
-                found.append(say(self._facts(record), *counts))
-        if said.window >= WINDOW:
-            said.crowded = said.crowded and said.window_skips > CALM
-            said.window = said.window_skips = said.window_held = 0
+            reported.window_skips += 1
+            reported.window_held += record.scale == reported.skip_scale
+            reported.skip_scale = record.scale
+            full = reported.window_skips >= TOO_MANY_SKIPS
+            if full and not (reported.frequent_skips or reported.trouble):
+                reported.frequent_skips = True
+                held = reported.window_held >= TOO_MANY_SKIPS - 1
+                finding = build.fixed_scale if held else build.frequent_skips
+                since = reported.window_since
+                counts = reported.window_skips, reported.window, since
+                found.append(finding(self._context(record), *counts))
+        if reported.window >= WINDOW:
+            many = reported.window_skips > FEW_SKIPS
+            reported.frequent_skips = reported.frequent_skips and many
+            reported.window = reported.window_skips = reported.window_held = 0
 
-    def _early(
+    def _check_trend(
         self, record: StepRecord, verdict: Verdict, found: list[Finding]
     ) -> None:
-        told = bool(self._said.told)
-        alarm = self._slope.see(record, blamed=told or verdict in _BLAMED)
-        if alarm and not told:
-            found.append(grounds.falling(self._facts(record), alarm))
+        trouble = bool(self._reported.trouble)
+        alarm = self._trend.add(record, blamed=trouble or verdict in _BLAMED)
+        if alarm and not trouble:
+            found.append(build.falling_scale(self._context(record), alarm))
+
+
+def is_genuine(history: History) -> bool:
+    """Return whether the last bad steps would be non-finite at any scale. Pure."""
+    run = history.bad
+    if run.length < GENUINE_STEPS:
+        return False
+    bits = exponent(run.origin) - exponent(run.last)
+    if history.settled:
+        all_nan = run.nan == run.length
+        return bits >= (GENUINE_BITS_NAN if all_nan else GENUINE_BITS_INF)
+    # NaN has turned into infinity: a lower scale does make a difference.
+    better = run.nan > 0 and 0 < run.after_nan < GENUINE_STEPS
+    low = run.last <= GENUINE_SCALE
+    return low and bits >= GENUINE_BITS_NAN and not better
 
 
 def _is_power_of_two(number: int) -> bool:

@@ -1,7 +1,7 @@
-"""The evidence of a finding, in words.
+"""Formats the evidence of a finding as text.
 
-Evidence is a flat table, whose names are for programs. What belongs together is said
-together, in the order below; a name that is not known here is printed as it is.
+Evidence is a flat table with names for programs. Related names form one phrase, in the
+order below; an unknown name is printed with its value.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,20 +11,20 @@ Evidence = Mapping[str, Any]
 
 
 def in_words(evidence: Evidence) -> str:
-    """Return what was seen, in half-sentences.
+    """Return the evidence as phrases, separated by semicolons.
 
     >>> in_words({"since": 90, "loss": "nan", "over": True, "finite_before": True})
-    'the loss was NaN, and finite before and after'
+    'the loss was NaN, finite before and after'
     """
     left = {name: value for name, value in evidence.items() if name not in _SILENT}
-    said = []
+    phrases = []
     for names, phrase in _PHRASES:
         if names[0] in left:
-            said.append(phrase(left))
+            phrases.append(phrase(left))
             for name in names:
                 left.pop(name, None)
-    said += [f"{name.replace('_', ' ')} {_shown(left[name])}" for name in left]
-    return "; ".join(part for part in said if part)
+    phrases += [f"{name.replace('_', ' ')} {_shown(left[name])}" for name in left]
+    return "; ".join(phrase for phrase in phrases if phrase)
 
 
 def _shown(value: object) -> str:
@@ -35,17 +35,17 @@ def _shown(value: object) -> str:
 
 def _loss(seen: Evidence) -> str:
     names = {"nan": "NaN", "inf": "infinite", "not finite": "not finite"}
-    said = f"the loss was {names.get(seen['loss'], _shown(seen['loss']))}"
+    loss = f"the loss was {names.get(seen['loss'], _shown(seen['loss']))}"
     before, after = seen.get("finite_before"), seen.get("over")
     when = [word for word, holds in (("before", before), ("after", after)) if holds]
     if when:
-        return f"{said}, and finite {' and '.join(when)}"
-    return f"{said}, and was never finite before" if before is False else said
+        return f"{loss}, finite {' and '.join(when)}"
+    return f"{loss}, never finite before" if before is False else loss
 
 
 def _taken(seen: Evidence) -> str:
     return (
-        f"{seen['applied']} of {seen['steps']} steps taken" if seen["applied"] else ""
+        f"{seen['applied']} of {seen['steps']} steps applied" if seen["applied"] else ""
     )
 
 
@@ -56,7 +56,7 @@ def _skips(seen: Evidence) -> str:
 
 
 def _times(seen: Evidence) -> str:
-    # With a first and a last step it is in the first line of the finding.
+    # With a first and a last step the count is in the first line of the finding.
     counted = seen["times"] > 1 and "first_step" not in seen
     return f"{seen['times']} times" if counted else ""
 
@@ -85,13 +85,18 @@ def _tensors(seen: Evidence) -> str:
 def _rise(seen: Evidence) -> str:
     low, mean, start = (seen.get(n) for n in ("loss_low", "loss_mean", "loss_start"))
     if low is None:
-        return f"the loss had gone from {start:.4g} to {seen['loss_last']:.4g}"
+        return f"the loss had risen from {start:.4g} to {seen['loss_last']:.4g}"
     at_first = "" if start is None else f", {start:.4g} at the start"
     return f"the loss had risen from {low:.4g} to {mean:.4g}{at_first}"
 
 
 def _place(seen: Evidence) -> str:
-    return f"first not finite in step {seen['place_step']}: {seen['place']}"
+    return f"observed in step {seen['place_step']}: {seen['place']}"
+
+
+def _steps_before(seen: Evidence) -> str:
+    number = seen["steps_before"]
+    return f"{number} earlier step{'' if number == 1 else 's'}"
 
 
 def _either(name: str, yes: str, no: str = "") -> Callable[[Evidence], str]:
@@ -102,7 +107,7 @@ def _filled(text: str) -> Callable[[Evidence], str]:
     return text.format_map
 
 
-# Said elsewhere in a finding, or only for programs.
+# Printed elsewhere in a finding, or only for programs.
 _SILENT: tuple[str, ...] = (
     "since",
     "room",
@@ -111,13 +116,13 @@ _SILENT: tuple[str, ...] = (
     "place_direction",
 )
 _SILENT += ("place_operation", "place_tensor", "place_kind", "place_instead")
-# The names that a phrase takes in, the first of which calls for it.
+# The names of each phrase; it is used if the first of them is present.
 _PHRASES: tuple[tuple[tuple[str, ...], Callable[[Evidence], str]], ...] = (
     (("place", "place_step"), _place),
     (("loss", "finite_before", "over"), _loss),
     (
         ("nan",),
-        _either("nan", "NaN among the gradients", "infinity and no NaN"),
+        _either("nan", "NaN gradients", "infinite gradients, no NaN"),
     ),
     (
         ("loss_finite",),
@@ -125,15 +130,15 @@ _PHRASES: tuple[tuple[tuple[str, ...], Callable[[Evidence], str]], ...] = (
     ),
     (("applied",), _taken),
     (("steps", "of"), _skips),
-    (("floor_steps",), _filled("{floor_steps} in a row at the floor")),
+    (("floor_steps",), _filled("{floor_steps} steps in a row at the floor")),
     (("times", "first_step", "last_step"), _times),
-    (("mended",), _either("mended", "ten steps in a row were finite later")),
+    (("mended",), _either("mended", "ten finite steps in a row followed")),
     (("signal", "usual_log2", "now_log2", "bits"), _signal),
     (("scale_from", "scale", "bits", "fallen"), _scale),
     (("scale",), _scale),
     (("at_floor",), _either("at_floor", "S is at its floor")),
-    (("falling",), _either("falling", "S is falling", "S holds its place")),
-    (("fits",), _filled("as float16 it leaves room for S = {fits}")),
+    (("falling",), _either("falling", "S is falling", "S is stable")),
+    (("fits",), _filled("in float16 it fits up to S = {fits}")),
     (("lost",), _filled("{lost:.0%} of the elements too small")),
     (("amax",), _filled("largest scaled gradient {amax:.4g}")),
     (("headroom_bits",), _filled("{headroom_bits:g} bits below 65504")),
@@ -144,10 +149,12 @@ _PHRASES: tuple[tuple[tuple[str, ...], Callable[[Evidence], str]], ...] = (
         ("gradients_grown_bits",),
         _filled("gradients had grown by {gradients_grown_bits:g} bits"),
     ),
-    (("usual_before",), _filled("all was as usual before step {usual_before}")),
-    (("steps_before",), _filled("{steps_before} steps before")),
+    (("usual_before",), _filled("usual values before step {usual_before}")),
+    (("steps_before",), _steps_before),
     (
         ("gradients_before",),
-        _either("gradients_before", "gradients before", "never a gradient before"),
+        _either(
+            "gradients_before", "there were gradients before", "no gradients so far"
+        ),
     ),
 )

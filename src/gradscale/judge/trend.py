@@ -1,4 +1,4 @@
-"""The early warning: the scale or the headroom is on its way down."""
+"""Detects a falling scale and shrinking headroom (GS210)."""
 
 import math
 from dataclasses import dataclass
@@ -8,27 +8,26 @@ from gradscale.core.records import StepRecord
 
 # log2 of 65504, the largest float16.
 TOP = math.log2(65504.0)
-# The usual value is a mean over this many steps: longer than a few saw-teeth of
+# The usual value is a mean over this many steps: longer than a few cycles of
 # growth_interval=2000, shorter than the phases of a long run.
 MEMORY = 5000
-# Mean over as many steps for the present value of a gradient, which differs from
-# batch to batch.
+# Steps in the mean of the present gradient, which differs from batch to batch.
 RECENT = 20
-# Steps before there is a usual value to fall from.
+# Steps before a usual value is known.
 WARM = 200
-# Backoffs below the usual scale that are too many, and how much deeper than the
-# swings so far. Healthy runs with recorded noise swing by up to three.
+# An alarm needs a fall of this many backoffs below the usual scale, and of this many
+# times the deepest swing so far. Healthy recorded runs swing by up to three.
 FALL = 3.5
 DEEPER = 2.0
-# What is left of a swing after another MEMORY steps: the deepest come rarely.
+# Factor on the deepest swing after another MEMORY steps: deep swings are rare.
 FADE = 0.9
-# Bits by which gradients grow, and bits of headroom that are then left.
+# A headroom alarm needs this growth of gradients, and at most this headroom, in bits.
 RISE = 4.0
 NEAR = 3.0
 
 
 def exponent(scale: float) -> float:
-    """Return log2 of a scale, also of one that another scaler has ruined.
+    """Return log2 of a scale; 0, NaN and infinity are clamped.
 
     >>> exponent(1024.0), exponent(0.0)
     (10.0, -150.0)
@@ -42,8 +41,8 @@ class Alarm(NamedTuple):
 
     Attributes:
         signal: "scale", which has fallen, or "headroom", which is nearly used up.
-        step: The step at which it was seen.
-        since: The step after the last one at which all was as usual.
+        step: The step of the alarm.
+        since: The step after the last one with usual values.
         usual: The mean of log2 of the scale, or of the largest unscaled gradient.
         now: The same at this step.
     """
@@ -56,30 +55,30 @@ class Alarm(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """How far the value is from its usual one."""
+        """The distance of the value from its usual one."""
         return abs(self.now - self.usual)
 
 
 @dataclass(slots=True)
-class Slope:
-    """Watch log2 of the scale and the headroom of the gradients for a fall.
+class Trend:
+    """Slow averages of log2 of the scale and of the largest gradient.
 
-    The scale alarm compares the scale with its mean over the last 5000 steps. The
-    saw-tooth of growth and backoff stays within a few backoffs of that mean, and how
-    many they are is learned; a run that is about to diverge goes deeper. The headroom
-    alarm compares the largest unscaled gradient, which knows no saw-tooth, with its
-    own mean, and speaks when it has grown and float16 is nearly full. Each is said
-    once, and again when the fall is twice as deep or after a return to the usual.
+    The scale alarm compares the scale with its mean over the last 5000 steps. Growth
+    and backoff keep the scale within a few backoffs of that mean, and the depth of
+    these swings is learned; a run that is about to diverge falls deeper. The headroom
+    alarm compares the largest unscaled gradient with its own mean, and fires when it
+    has grown and float16 is nearly full. Each fires once, and again when the fall is
+    twice as deep or after a return to the usual value.
 
     The state is a dozen scalars, however long the run.
 
-    >>> slope = Slope()
-    >>> calm = StepRecord(step=1, scale=65536.0, applied=True, finite=True)
+    >>> trend = Trend()
+    >>> healthy = StepRecord(step=1, scale=65536.0, applied=True, finite=True)
     >>> for step in range(1, 1001):
-    ...     assert slope.see(calm._replace(step=step)) is None
+    ...     assert trend.add(healthy._replace(step=step)) is None
     >>> for halvings in range(1, 5):
-    ...     fallen = calm._replace(step=1000 + halvings, scale=2.0 ** (16 - halvings))
-    ...     alarm = slope.see(fallen)
+    ...     scale = 2.0 ** (16 - halvings)
+    ...     alarm = trend.add(healthy._replace(step=1000 + halvings, scale=scale))
     >>> alarm.signal, alarm.since, round(alarm.bits, 2)
     ('scale', 1001, 3.99)
     """
@@ -99,13 +98,13 @@ class Slope:
     gradient_since: int = 0
     grown: bool = False
 
-    def see(self, record: StepRecord, *, blamed: bool = False) -> Alarm | None:
-        """Take one step in; return an alarm if it is due.
+    def add(self, record: StepRecord, *, blamed: bool = False) -> Alarm | None:
+        """Add the next step; return an alarm if one is due.
 
         Args:
-            record: The step's facts.
-            blamed: The step was skipped for a cause that is known and is not the
-                scale. The backoff that follows it is then no sign of a fall.
+            record: The record of the step.
+            blamed: The step was skipped for a known cause other than the scale. The
+                backoff after it is then no sign of a fall.
         """
         now = exponent(record.scale)
         alarm = self._watch_scale(record, now)
@@ -115,7 +114,7 @@ class Slope:
         return alarm
 
     def growth(self) -> float:
-        """Return the bits by which gradients are above their usual size just now."""
+        """Return by how many bits gradients are above their usual size."""
         return self.gradient - self.usual_gradient if self.read >= WARM else 0.0
 
     def _watch_scale(self, record: StepRecord, now: float) -> Alarm | None:
@@ -132,7 +131,7 @@ class Slope:
             self.asked = 0.0
             self.since = record.step + 1
         elif record.finite:
-            # Only a finite step shows where a fall has ended, so far.
+            # Only a finite step shows how deep the fall is so far.
             if fall >= max(self.asked, FALL, DEEPER * self.normal_swing):
                 self.asked = 2.0 * fall
                 alarm = Alarm("scale", record.step, self.since, self.usual, now)
@@ -155,7 +154,7 @@ class Slope:
             self.grown = False
             self.gradient_since = record.step + 1
         due = rise >= RISE and self.headroom() <= NEAR
-        # A scale that has given way to the same growth has been spoken of.
+        # A falling scale that follows from the same growth was already reported.
         if not due or self.grown or self.asked:
             return None
         self.grown = True
@@ -163,5 +162,5 @@ class Slope:
         return Alarm("headroom", record.step, since, usual, self.gradient)
 
     def headroom(self) -> float:
-        """Return the bits between the largest gradient of late and 65504."""
+        """Return the bits between the mean of recent largest gradients and 65504."""
         return TOP - (self.gradient + self.last)

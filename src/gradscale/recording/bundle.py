@@ -1,4 +1,4 @@
-"""The evidence of a run's last steps, in a folder."""
+"""Writes the last steps of a run into a folder, for a bug report."""
 
 import json
 import os
@@ -21,18 +21,18 @@ def write_bundle(
     versions: Mapping[str, str],
     save_batch: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write what is known of a run's last steps; return the folder.
+    """Write the facts of a run's last steps into a new folder; return the folder.
 
-    It appears whole or not at all, and an earlier one is never written over. No weight
-    or gradient is in it, and no batch but one that was given.
+    The folder appears complete or not at all, and never replaces an earlier one. It
+    holds no weights, no gradients, and a batch only if `save_batch` is given.
 
     Args:
-        parent: Where the folder goes.
-        finding: What was found last; None if nothing was.
+        parent: The folder in which it is created.
+        finding: The last finding; None if there is none.
         records: The last steps.
         state: The scaler's `state_dict()`.
-        versions: Of the framework, for `versions.json`.
-        save_batch: Writes the batch to the file that it is given; None without one.
+        versions: Versions of the framework, for `versions.json`.
+        save_batch: Writes the batch to a given file; None to leave it out.
     """
     files: dict[str, Any] = {
         "steps.json": [record._asdict() for record in records],
@@ -42,16 +42,16 @@ def write_bundle(
     about = {
         "steps.json": "the facts of the last steps",
         "scaler.json": "the scaler's state_dict()",
-        "versions.json": "what it ran on",
+        "versions.json": "versions of Python and the framework",
     }
     if finding is not None:
         files["finding.json"] = {**finding.as_dict(), "text": finding.text()}
-        about["finding.json"] = "what was found last"
+        about["finding.json"] = "the last finding"
     if save_batch is None:
         about["user data"] = "none: no batch, weight or gradient is in this folder"
     else:
-        about["batch.pt"] = "the batch that was given, as torch.save writes it"
-        about["user data"] = "batch.pt: think before you pass this folder on"
+        about["batch.pt"] = "the batch, as torch.save writes it"
+        about["user data"] = "batch.pt: check it before you share this folder"
     files["manifest.json"] = about
     step = records[-1].step if records else 0
     parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a scaler says to people: in the log, on stderr, in a folder of evidence."""
+"""Reports findings to the log, or to stderr where no log handler is set."""
 
 import logging
 import sys
@@ -11,13 +11,13 @@ _log = logging.getLogger("gradscale")
 def say(
     text: str, recorder: Recorder | None, *, rank: int, normal: bool = False
 ) -> None:
-    """Log, or print where nobody listens; on rank 0 alone.
+    """Log a text, or print it to stderr if no log handler is set; on rank 0 alone.
 
     Args:
-        text: What to say.
-        recorder: One that is quiet says it in its file alone.
-        rank: Of this process; only rank 0 prints.
-        normal: It is nothing to worry about.
+        text: May have several lines.
+        recorder: Nothing is printed if it is quiet.
+        rank: The rank of this process.
+        normal: The text reports no problem.
     """
     if (recorder is not None and recorder.quiet) or rank != 0:
         return

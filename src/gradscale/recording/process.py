@@ -1,4 +1,4 @@
-"""Which process of a run this is: its rank, and whether it may write."""
+"""The rank of this process, and whether it may write."""
 
 import os
 from collections.abc import Callable
@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 
 class Process(NamedTuple):
-    """The place of a process in a run.
+    """The role of a process in a run.
 
     Attributes:
         rank: Its rank; rank 0 writes and prints.
         world_size: The number of ranks.
-        worker: It only loads data for another process, and records nothing.
+        worker: A data-loader worker, which records nothing.
     """
 
     rank: int = 0
@@ -19,12 +19,12 @@ class Process(NamedTuple):
     worker: bool = False
 
 
-# A framework room passes its own: only the framework knows its process groups.
+# Each framework room passes its own: only the framework knows its process groups.
 FindProcess = Callable[[], Process]
 
 
 def process_from_environment() -> Process:
-    """Return what launchers such as torchrun write into the environment.
+    """Return the role that launchers such as torchrun set in the environment.
 
     >>> process_from_environment()
     Process(rank=0, world_size=1, worker=False)

@@ -14,17 +14,17 @@ from gradscale.judge.judge import Judgement
 from gradscale.recording.process import FindProcess, Process, process_from_environment
 from gradscale.runfile import RunWriter, TensorSample
 from gradscale.runfile.committer import THREAD
-from gradscale.runfile.notices import AtEnd
+from gradscale.runfile.process_hooks import AtExit
 
-# So many culprits are listed by name; their number is told in any case.
+# Culprits listed by name; their number is recorded in any case.
 MOST_NAMES = 20
 
 
 class Recorder:
-    """Writes what a run's judge has seen into a run file.
+    """Writes the judged steps of a run into a run file.
 
-    The file is made at the first step, by rank 0 alone, and never by a data-loader
-    worker or by a process forked from the one that made the recorder.
+    The file is created at the first step, by rank 0 alone, and never by a data-loader
+    worker or by a process forked from the one that constructed the recorder.
 
     >>> import tempfile
     >>> from gradscale.judge.judge import Judge
@@ -45,28 +45,28 @@ class Recorder:
     >>> folder.cleanup()
 
     Args:
-        path: The file; by custom it ends in .gs.
+        path: The file; by convention it ends in .gs.
         policy: The policy in use, for `meta`; None if it is not known.
         names: Returns the names of the parameters, for `meta`.
-        rank: Which rank this is; None to find out at the first step.
+        rank: The rank of this process; None to determine it at the first step.
         process: Returns the rank, the number of ranks and whether this is a
             data-loader worker; by default, from the environment. See `bind`.
-        resume: Go on with a file that is there.
-        numbered: Where the name is taken take run.2.gs, run.3.gs and so on, for
-            processes and scalers that know nothing of one another.
-        quiet: What is found is written and not printed.
-        made: Called with the file once it is made.
-        failed: Called if it cannot be made, instead of raising.
-        meta: What else is to be known of the run, as JSON has it.
+        resume: Continue an existing file.
+        numbered: If the name is taken, use run.2.gs, run.3.gs and so on, for
+            processes and scalers that are independent of one another.
+        quiet: Findings are written and not printed.
+        made: Called with the path once the file is created.
+        failed: Called if it cannot be created, instead of raising.
+        meta: Further entries of `meta`, JSON values.
         sample_every: The distance of the steps whose peaks and histograms are kept.
-        every_rank: The other ranks write too, what they know of themselves: rank 3
-            into run.rank3.gs.
+        every_rank: The other ranks write their own facts too: rank 3 into
+            run.rank3.gs.
 
     Attributes:
-        path: The file that is written; None before the first step and where none is.
-        writer: What writes it; None if nothing does.
+        path: The file; None before the first step and if this process writes none.
+        writer: Writes the file; None if this process writes none.
         quiet: As given.
-        begun: The first step was seen, and a file was made if one is to be.
+        begun: `begin` was called.
         sample_every: As given.
     """
 
@@ -104,10 +104,10 @@ class Recorder:
         self._pid = os.getpid()
         self.writer: RunWriter | None = None
         self.begun = False
-        self._at_end: AtEnd | None = None
+        self._at_exit: AtExit | None = None
         self._before_end: Callable[[], None] | None = None
-        self._blamed: tuple[str, ...] = ()
-        self._early: list[tuple[str, dict[str, Any]]] = []
+        self._culprits: tuple[str, ...] = ()
+        self._early_events: list[tuple[str, dict[str, Any]]] = []
 
     def bind(
         self,
@@ -116,19 +116,19 @@ class Recorder:
         names: Callable[[], Sequence[str]] | None = None,
         process: FindProcess | None = None,
     ) -> None:
-        """Fill in the arguments that were not given, before the first step.
+        """Set the arguments that were not given, before the first step.
 
-        A scaler calls it: it knows its policy, its model and its framework.
+        Called by a scaler, which knows its policy, its model and its framework.
         """
         self._policy = policy if self._policy is None else self._policy
         self._names = names if self._names is None else self._names
         self._process = process if self._process is None else self._process
 
     def begin(self) -> bool:
-        """Make the file, if this process is to write one; return whether it does.
+        """Create the file at the first call; return whether this process writes one.
 
         Raises:
-            StateError: It cannot be made, or is there already.
+            StateError: It cannot be created, or exists already.
         """
         if not self.begun:
             self.begun = True
@@ -143,26 +143,25 @@ class Recorder:
         return self.writer is not None
 
     def _open(self, process: Process) -> None:
-        # Asked once, and let go of: they may hold the scaler that holds this.
-        asked, self._names = self._names, None
+        # Released after one call: it may refer to the scaler that owns this object.
+        names_of, self._names = self._names, None
         rank = process.rank if self._rank is None else self._rank
         if rank != 0 and not self._every_rank:
             return
-        names = [] if asked is None else list(asked())
-        about = {"policy": _described(self._policy), "parameters": names}
-        place = process._replace(rank=rank)
-        self.writer = self._made_writer(place, {**about, **self._meta})
+        names = [] if names_of is None else list(names_of())
+        meta = {"policy": _described(self._policy), "parameters": names, **self._meta}
+        self.writer = self._open_writer(process._replace(rank=rank), meta)
         self.path = self.writer.path
         assert self.path is not None
         if self._made is not None:
             self._made(self.path)
-        for code, facts in self._early:
+        for code, facts in self._early_events:
             self.writer.event(code, **facts)
-        # After the writer's own, so that it is called before it.
-        self._at_end = AtEnd(self._drain)
+        # Registered after the writer's own, so that it runs before it.
+        self._at_exit = AtExit(self._drain)
 
-    def _made_writer(self, process: Process, meta: dict[str, Any]) -> RunWriter:
-        """Return the writer of the first file whose name is free."""
+    def _open_writer(self, process: Process, meta: dict[str, Any]) -> RunWriter:
+        """Return the writer of the first file whose name is not taken."""
         path, number = self._wanted, 1
         while True:
             try:
@@ -183,7 +182,7 @@ class Recorder:
             path = self._wanted.with_name(name)
 
     def before_end(self, drain: Callable[[], None]) -> None:
-        """Call this before the file is closed, to hand over what is on its way."""
+        """Call `drain` before the file is closed, to record steps in flight."""
         self._before_end = drain
 
     def see(
@@ -197,16 +196,16 @@ class Recorder:
 
         Args:
             record: The step's facts. Steps come in order.
-            judgement: What the judge made of them.
+            judgement: Their judgement.
             culprits: The names of the tensors that were not finite.
-            peaks: The largest scaled magnitude of each tensor, if something happened
-                or the step is sampled. Not to be changed afterwards.
+            peaks: The largest scaled magnitude of each tensor, for a step with an
+                event or a sampled one. Do not change it afterwards.
         """
         self.row(record, judgement.verdict)
         self.details(record, judgement, culprits, peaks)
 
     def row(self, record: StepRecord, verdict: Verdict) -> None:
-        """Record the row of a step, as `see` does."""
+        """Record the row of a step; the first part of `see`."""
         if not self.begun:
             self.begin()
         if self.writer is not None:
@@ -227,7 +226,7 @@ class Recorder:
         culprits: Sequence[str] = (),
         peaks: Mapping[str, float] | None = None,
     ) -> None:
-        """Record what else there is to a step whose row was recorded, as `see` does."""
+        """Record findings, culprits and peaks of a step; the second part of `see`."""
         writer = self.writer
         if writer is None:
             return
@@ -235,43 +234,48 @@ class Recorder:
         for finding in judgement.findings:
             where = finding.where or None
             writer.event(finding.code, step=step, where=where, data=finding.as_dict())
-        if culprits and tuple(culprits) != self._blamed:
-            # The same ones again say nothing new, and would fill the file.
-            self._blamed = tuple(culprits)
-            named = {"culprits": self._blamed[:MOST_NAMES], "count": len(culprits)}
+        if culprits and tuple(culprits) != self._culprits:
+            # The same ones again add nothing, and would fill the file.
+            self._culprits = tuple(culprits)
+            named = {"culprits": self._culprits[:MOST_NAMES], "count": len(culprits)}
             writer.event(verdict, step=step, where=culprits[0], data=named)
         if peaks:
             writer.peaks(step, peaks)
 
     def sample(self, step: int, samples: Mapping[str, TensorSample]) -> None:
-        """Record what the underflow meter counted at a step, by tensor."""
+        """Record the counts of the underflow meter at a step, by tensor."""
         if self.writer is not None:
             self.writer.samples(step, samples)
 
     def event(self, code: str, **facts: Any) -> None:
-        """Record something that happened outside of the judge.
+        """Record an event that is not a finding of the judge.
 
-        What comes before the first step is kept until there is a file.
+        Events before the first step are kept until the file is created.
         """
         if self.writer is not None:
             self.writer.event(code, **facts)
         elif not self.begun:
-            self._early.append((code, facts))
+            self._early_events.append((code, facts))
 
-    def close(self, end: str = "closed") -> None:
-        """Write what is left; a second call does nothing."""
+    def close(self, end: str = "closed", **facts: object) -> None:
+        """Write the remaining rows and the end state; a second call does nothing.
+
+        Args:
+            end: The end state, in a word.
+            facts: Further facts about the end, JSON values.
+        """
         self._drain()
-        if self._at_end is not None:
-            self._at_end.cancel()
-            self._at_end = None
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+            self._at_exit = None
         if self.writer is not None:
-            self.writer.close(end)
+            self.writer.close(end, **facts)
             self.writer = None
 
     def let_go(self) -> None:
-        """Close the file, in whatever thread the collector happens to run."""
+        """Close the file; for a finalizer, which may run in any thread."""
         if threading.current_thread().name == THREAD:
-            # It would wait for itself.
+            # close() in the writer's thread would wait for itself.
             threading.Thread(target=self.close, name="gradscale-close").start()
         else:
             self.close()

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from gradscale.core.records import Verdict
 from gradscale.diagnosis.timeline import Timeline
+from gradscale.judge.verdict_table import BY_VERDICT, Skip
 from gradscale.report.style import BY_SEVERITY, VERDICT_STYLES, thousands, verdict_name
 
 # Bit of each dot of a Braille character, by row and column.
@@ -133,5 +134,5 @@ def _append_marks(chart: Text, timeline: Timeline, columns: int) -> None:
 def _representative(verdicts: Counter[Verdict]) -> Verdict:
     """Return the most severe verdict; of ordinary skips, the most frequent."""
     worst = min(verdicts, key=BY_SEVERITY.index)
-    ordinary = worst in (Verdict.OVERFLOW, Verdict.CALIBRATING, Verdict.PROBING)
+    ordinary = BY_VERDICT[worst].skip is Skip.SCALE
     return verdicts.most_common(1)[0][0] if ordinary else worst

@@ -1,47 +1,16 @@
 """Letters, colours and number formats of the terminal screens and figures."""
 
-from typing import NamedTuple
-
 from gradscale.core.records import Verdict
-
-
-class VerdictStyle(NamedTuple):
-    """Letter, colours and shape of one verdict.
-
-    Attributes:
-        letter: Marks a step in a terminal chart; legible without colour.
-        style: Rich style on the terminal.
-        colour: Of the mark in a figure, from the palette of Okabe and Ito, which is
-            safe for colour-blind readers.
-        shape: Of the mark in a figure.
-    """
-
-    letter: str
-    style: str
-    colour: str
-    shape: str
-
+from gradscale.judge.verdict_table import BY_VERDICT, Look, verdicts_where
 
 # Most severe first: a chart column with several verdicts shows the first of them.
-VERDICT_STYLES = {
-    Verdict.WEIGHTS_NONFINITE: VerdictStyle("W", "bold red", "#000000", "diamond"),
-    Verdict.COLLAPSE: VerdictStyle("C", "bold red", "#D55E00", "triangle-down"),
-    Verdict.FORWARD_NONFINITE: VerdictStyle("F", "bold red", "#CC79A7", "square"),
-    Verdict.GENUINE: VerdictStyle("G", "bold red", "#D55E00", "cross"),
-    Verdict.UNDERFLOW: VerdictStyle("u", "yellow", "#E69F00", "triangle-down"),
-    Verdict.LOSS_OVERFLOW: VerdictStyle("L", "yellow", "#E69F00", "square"),
-    Verdict.NORM_OVERFLOW: VerdictStyle("N", "yellow", "#E69F00", "diamond"),
-    Verdict.NO_GRADIENTS: VerdictStyle("-", "yellow", "#999999", "square"),
-    Verdict.OVERFLOW: VerdictStyle("o", "yellow", "#E69F00", "circle"),
-    Verdict.CALIBRATING: VerdictStyle("c", "cyan", "#56B4E9", "circle"),
-    Verdict.PROBING: VerdictStyle("p", "cyan", "#009E73", "triangle-up"),
-    Verdict.OK: VerdictStyle(" ", "green", "#0072B2", "circle"),
-}
+_STYLES = {verdict: row.look for verdict, row in BY_VERDICT.items() if row.look}
+VERDICT_STYLES = dict(sorted(_STYLES.items(), key=lambda pair: pair[1].rank))
 BY_SEVERITY = tuple(VERDICT_STYLES)
-NORMAL = (Verdict.OK, Verdict.CALIBRATING, Verdict.PROBING)
+NORMAL = verdicts_where(lambda row: row.normal)
 
 
-def phase_style(name: str) -> VerdictStyle:
+def phase_style(name: str) -> Look:
     """Return the style of a phase that is not steady: that of its verdict.
 
     >>> phase_style("falling").letter, phase_style("collapse").letter

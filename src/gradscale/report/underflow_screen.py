@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from gradscale.core.exponent_histogram import TOLERATED
 from gradscale.core.formatting import percent, power
 from gradscale.diagnosis.underflow import SHIFTS, Lost, Underflow
 from gradscale.judge.findings import Finding
@@ -89,10 +88,6 @@ def _conclusions(underflow: Underflow, findings: Sequence[Finding]) -> list[str]
             "loss does not depend on these tensors, for example because of a "
             "saturated softmax or a zero factor"
         )
-    pair = underflow.flushed
-    # A pair that tells nothing is worth a word only where something seems flushed.
-    if pair and (pair.reliable or underflow.whole.flushed > TOLERATED):
-        said.append(str(pair))
     return said
 
 

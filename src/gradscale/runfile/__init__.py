@@ -1,7 +1,7 @@
-"""The record of a run: one SQLite file, written while the run goes on.
+"""The record of a run: one SQLite file, written during the run.
 
-`RunWriter` writes it, `open_run` reads it, also at the same time and from another
-process. docs/runfile.md tells what is in the file.
+`RunWriter` writes it; `open_run` reads it, also at the same time and from another
+process. docs/runfile.md describes the format.
 
 >>> import tempfile
 >>> from gradscale.runfile import RunWriter, open_run
@@ -21,8 +21,7 @@ closed
 >>> folder.cleanup()
 """
 
-from gradscale.runfile.creation import path_for_rank
-from gradscale.runfile.filesystem import journal_for
+from gradscale.runfile.creation import journal_for, path_for_rank
 from gradscale.runfile.reader import Run, open_run
 from gradscale.runfile.rows import (
     BINS,

@@ -1,23 +1,41 @@
-"""Making a run file, or going on with one that is there."""
+"""Creates a run file, or prepares an existing one for a resumed run."""
 
 import os
 import platform
+import re
 import socket
 import sqlite3
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from gradscale.errors import StateError
-from gradscale.runfile.opening import refuse_foreign
-from gradscale.runfile.schema import SCHEMA, make_tables, read_meta, write_meta
+from gradscale.runfile.schema import (
+    SCHEMA,
+    make_tables,
+    read_meta,
+    refuse_foreign,
+    write_meta,
+)
+
+Journal = Literal["wal", "truncate"]
 
 FRAMEWORKS = ("torch", "jax", "keras", "tensorflow", "mxnet")
+MOUNTS = Path("/proc/self/mounts")
+# A write-ahead log needs memory shared between its processes. These file systems do
+# not share it between hosts, or not at all.
+NETWORK = frozenset(
+    {
+        "9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "gfs2", "glusterfs",
+        "gpfs", "lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "orangefs", "panfs",
+        "prl_fs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "vmhgfs", "wekafs",
+    }
+)  # fmt: skip
 
 
 def path_for_rank(path: str | os.PathLike[str], rank: int) -> Path:
-    """Return where a rank writes: rank 0 the path itself, others beside it.
+    """Return the file of a rank: for rank 0 the path itself, for others one beside it.
 
     >>> path_for_rank("run.gs", 0).name, path_for_rank("run.gs", 3).name
     ('run.gs', 'run.rank3.gs')
@@ -30,44 +48,88 @@ def path_for_rank(path: str | os.PathLike[str], rank: int) -> Path:
     )
 
 
-def prepare(path: Path, meta: dict[str, Any], resume: bool) -> None:
-    """Leave a run file at `path` that can be written to.
+def journal_for(path: Path, mounts: Path = MOUNTS) -> Journal:
+    """Return `wal` for a local disk and `truncate` for a network file system.
 
-    The file appears with all its tables or not at all.
+    Without a list of mounts (not Linux), every disk counts as local.
+
+    >>> journal_for(Path("/run.gs"), mounts=Path("/no/such/list"))
+    'wal'
+    """
+    try:
+        text = mounts.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return "wal"
+    return "truncate" if is_network(filesystem_of(path, text)) else "wal"
+
+
+def is_network(filesystem: str) -> bool:
+    """Return whether a type of file system may be shared between hosts.
+
+    >>> is_network("nfs4"), is_network("fuse.sshfs"), is_network("ext4")
+    (True, True, False)
+    """
+    return filesystem in NETWORK or filesystem.split(".")[0] == "fuse"
+
+
+def filesystem_of(path: Path, mounts: str) -> str:
+    """Return the type of the file system that holds a path; '' if none is listed."""
+    resolved = path.resolve()
+    found, depth = "", -1
+    for line in mounts.splitlines():
+        fields = line.split()
+        if len(fields) < 3:
+            continue
+        mount = Path(_unescaped(fields[1]))
+        # >=: a later mount on the same directory hides the earlier one.
+        if resolved.is_relative_to(mount) and len(mount.parts) >= depth:
+            found, depth = fields[2], len(mount.parts)
+    return found
+
+
+def _unescaped(mount: str) -> str:
+    """Undo the kernel's octal escapes: a space is listed as \\040."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mount)
+
+
+def prepare(path: Path, meta: dict[str, Any], resume: bool) -> None:
+    """Create the run file at `path`, or update the meta of an existing one.
+
+    A new file appears with all its tables or not at all.
 
     Args:
-        path: Where.
-        meta: Entries beside those that every run has.
-        resume: Go on with a file that is there.
+        path: The run file.
+        meta: Entries beside those of every run.
+        resume: Continue an existing file.
 
     Raises:
-        StateError: It is there and `resume` is False, or cannot be gone on with, or
-            cannot be made.
+        StateError: The file exists and `resume` is False (GS305), cannot be continued
+            (GS306, GS307), or cannot be created (GS308).
     """
     try:
         if path.exists():
             if not resume:
                 raise _taken(path)
-            _go_on(path, about(meta))
+            _continue(path, about(meta))
         else:
             _create(path, about(meta))
     except (OSError, sqlite3.Error) as error:
         raise StateError(
             f"The run file {path} cannot be written: {error}. The run could not be "
-            "recorded. Choose a folder that exists, has space and may be written to, "
+            "recorded. Choose a folder that exists, has free space and is writable, "
             "or train without a record.",
             code="GS308",
         ) from error
 
 
 def about(meta: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of `meta` that every run has, and those given."""
+    """Return the `meta` entries of every run, and those given."""
     return {
         "schema": SCHEMA,
         "gradscale": sys.modules["gradscale"].__version__,
         "python": platform.python_version(),
         "sqlite": sqlite3.sqlite_version,
-        # Asked of what is loaded; nothing is imported for it.
+        # Only frameworks that are loaded already; nothing is imported here.
         "frameworks": {
             name: str(getattr(sys.modules[name], "__version__", "unknown"))
             for name in FRAMEWORKS
@@ -89,19 +151,19 @@ def _create(path: Path, meta: dict[str, Any]) -> None:
         connection = sqlite3.connect(spare, isolation_level=None)
         try:
             make_tables(connection, meta)
-            # Now, while nobody can read it: later a reader could be in the way.
+            # Set before the file has its name: a reader could block it later.
             connection.execute(f"PRAGMA journal_mode = {meta['journal']}").fetchall()
         finally:
             connection.close()
-        _give_name(spare, path)
+        _publish(spare, path)
     finally:
         spare.unlink(missing_ok=True)
 
 
-def _give_name(spare: Path, path: Path) -> None:
-    """Give a file its name, unless another process was faster."""
+def _publish(spare: Path, path: Path) -> None:
+    """Give the file its name, unless another process has taken it."""
     try:
-        # A link fails where a rename would replace what is there.
+        # A link fails where a rename would replace an existing file.
         os.link(spare, path)
     except FileExistsError:
         raise _taken(path) from None
@@ -112,7 +174,7 @@ def _give_name(spare: Path, path: Path) -> None:
         os.rename(spare, path)
 
 
-def _go_on(path: Path, meta: dict[str, Any]) -> None:
+def _continue(path: Path, meta: dict[str, Any]) -> None:
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None
     )
@@ -120,7 +182,7 @@ def _go_on(path: Path, meta: dict[str, Any]) -> None:
         refuse_foreign(connection, path)
         old = read_meta(connection)
         [(last,)] = connection.execute("SELECT max(step) FROM steps").fetchall()
-        # The first start stays; what else is known of the run is the newest.
+        # The first start is kept; all other entries are replaced.
         resumed = [*old.get("resumed", []), {"time": meta.pop("start"), "after": last}]
         connection.execute("BEGIN")
         write_meta(connection, {**meta, "resumed": resumed})
@@ -131,8 +193,8 @@ def _go_on(path: Path, meta: dict[str, Any]) -> None:
 
 def _taken(path: Path) -> StateError:
     return StateError(
-        f"There is a file {path} already. Writing to it would lose the record of an "
-        "earlier run. Choose another name, delete it, or pass resume=True to go on "
-        "with it.",
+        f"The file {path} exists already. Writing to it would destroy the record of "
+        "an earlier run. Choose another name, delete it, or pass resume=True to "
+        "continue it.",
         code="GS305",
     )

@@ -1,4 +1,4 @@
-"""The rows of a run file, and how values are packed into them."""
+"""The rows of a run file, and the encoding of their values."""
 
 import math
 import struct
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 # -14 to 15 normal. Bin i counts magnitudes in [2^(i - 24), 2^(i - 23)).
 BINS = 40
 LOWEST_EXPONENT = -24
-# SQLite would turn a NaN into NULL, and NULL says that a value is not known.
+# SQLite stores a NaN as NULL, and NULL means that a value is not known.
 NAN = "NaN"
 
 # The narrowest unsigned integer that holds the largest count, by its first byte.
@@ -18,15 +18,15 @@ _CODES = {width: code for _, width, code in _WIDTHS}
 
 
 class StepRow(NamedTuple):
-    """One step, as the run file has it.
+    """One step. Its fields are the columns of the table `steps`, in this order.
 
     Attributes:
-        step: Which `update()` this was, counted from 1.
-        time: Seconds since 1970, when the row was handed over.
+        step: The number of the update, counted from 1.
+        time: Seconds since 1970, when the row was passed to the writer.
         scale: The scale that multiplied the loss.
         applied: The optimizer step was taken.
         verdict: The code of the verdict, such as GS000.
-        norm: The norm of the unscaled gradients; None if nobody asked for it.
+        norm: The norm of the unscaled gradients; None if not computed.
         amax: The largest magnitude among the scaled gradients; None if not known.
         loss: The loss before it was scaled; None if not known.
     """
@@ -42,15 +42,15 @@ class StepRow(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """Something that happened, as the run file has it.
+    """An event, such as a finding, as stored in the run file.
 
     Attributes:
-        id: Counts events of the file, from 1.
-        step: The step it happened in; None if it belongs to none.
+        id: The number of the event in the file, counted from 1.
+        step: The step of the event; None if it belongs to none.
         time: Seconds since 1970.
-        code: The entry of the catalogue that tells more.
-        where: The dotted name of a module or parameter; None if it has no place.
-        data: What else is known, as JSON has it.
+        code: Its entry in the catalogue.
+        where: The dotted name of a module or parameter; None if there is none.
+        data: Further facts, decoded from JSON.
     """
 
     id: int
@@ -62,7 +62,7 @@ class EventRow(NamedTuple):
 
 
 class TensorSample(NamedTuple):
-    """What the underflow meter counted in one tensor of scaled gradients.
+    """Counts of the underflow meter for one tensor of scaled gradients.
 
     `total` is the sum of all other counts but `subnormals`, which is the sum of the
     first ten bins.
@@ -87,12 +87,12 @@ class TensorSample(NamedTuple):
 
 
 class SampleRow(NamedTuple):
-    """One tensor's sample, as the run file has it.
+    """The sample of one tensor at one step, as stored in the run file.
 
     Attributes:
-        step: The step that was sampled.
+        step: The sampled step.
         tensor: The tensor's name.
-        sample: What was counted.
+        sample: Its counts.
     """
 
     step: int
@@ -101,7 +101,7 @@ class SampleRow(NamedTuple):
 
 
 def stored(value: float | None) -> float | str | None:
-    """Return a float as SQLite keeps it: a NaN becomes a text.
+    """Return a float as it is stored in SQLite: a NaN becomes a string.
 
     >>> stored(1.5), stored(float("nan")), stored(float("inf")), stored(None)
     (1.5, 'NaN', inf, None)
@@ -110,7 +110,7 @@ def stored(value: float | None) -> float | str | None:
 
 
 def restored(value: float | str) -> float:
-    """Return the float that `stored` was given.
+    """Return the argument of `stored`.
 
     >>> restored(1.5), restored("NaN")
     (1.5, nan)
@@ -121,12 +121,12 @@ def restored(value: float | str) -> float:
 def packed(histogram: Sequence[int]) -> bytes:
     """Pack a histogram: first bin, bytes per count, then counts, low byte first.
 
-    Empty bins at both ends are left out. A histogram without a count is empty.
+    Empty bins at both ends are left out. All bins empty gives an empty blob.
 
     >>> packed([0] * 20 + [3, 0, 500] + [0] * 17).hex(" ")
     '14 02 03 00 00 00 f4 01'
     """
-    filled = [place for place, count in enumerate(histogram) if count]
+    filled = [bin for bin, count in enumerate(histogram) if count]
     if not filled:
         return b""
     first, last = filled[0], filled[-1] + 1
@@ -137,7 +137,7 @@ def packed(histogram: Sequence[int]) -> bytes:
 
 
 def unpacked(blob: bytes) -> tuple[int, ...]:
-    """Return the histogram that `packed` was given, `BINS` counts.
+    """Return the argument of `packed`, `BINS` counts.
 
     >>> unpacked(packed([0] * 20 + [3, 0, 500] + [0] * 17))[19:24]
     (0, 3, 0, 500, 0)

@@ -1,12 +1,15 @@
-"""The tables of a run file, version 1; docs/runfile.md tells what each field means."""
+"""The tables of a run file, schema 1; docs/runfile.md describes each field."""
 
 import json
 import sqlite3
+from pathlib import Path
 from typing import Any
+
+from gradscale.errors import StateError
 
 # Goes up when a reader of the older version would misread the file.
 SCHEMA = 1
-# "gsrf" in the header of the SQLite file tells a run file from any other.
+# "gsrf" in the header of the SQLite file marks a run file.
 APPLICATION_ID = 0x67737266
 
 TABLES = """
@@ -49,17 +52,10 @@ CREATE TABLE events (
     data TEXT NOT NULL
 );
 """
-COLUMNS = {
-    "steps": 8,
-    "peaks": 3,
-    "samples": 9,
-    "events": 6,
-    "meta": 2,
-}
 
 
 def make_tables(connection: sqlite3.Connection, meta: dict[str, Any]) -> None:
-    """Make all tables in an empty file, in one transaction."""
+    """Create all tables in an empty file, in one transaction."""
     connection.executescript(
         f"BEGIN; PRAGMA application_id = {APPLICATION_ID};"
         f"PRAGMA user_version = {SCHEMA};{TABLES}"
@@ -83,7 +79,7 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON; what JSON has no word for becomes its `str`.
+    """Return a value as JSON; objects without a JSON form become their `str`.
 
     >>> as_json({"share": 0.5, "kind": {3}}), as_json({(1, 2): 3})
     ('{"share": 0.5, "kind": "{3}"}', '"{(1, 2): 3}"')
@@ -91,14 +87,14 @@ def as_json(value: Any) -> str:
     try:
         return json.dumps(value, default=str)
     except (TypeError, ValueError):
-        # A key that is no text, or a value that holds itself.
+        # A key that is not a string, or a circular reference.
         return json.dumps(str(value))
 
 
 def steps_in(connection: sqlite3.Connection, table: str) -> list[int]:
     """Return the steps that have rows in `peaks` or `samples`, ascending.
 
-    Leaps from step to step in the index; DISTINCT would read every row.
+    Jumps from step to step in the index; DISTINCT would read every row.
     """
     query = f"""
         WITH RECURSIVE found (step) AS (
@@ -112,8 +108,47 @@ def steps_in(connection: sqlite3.Connection, table: str) -> list[int]:
     return [step for (step,) in connection.execute(query).fetchall()]
 
 
-def identity(connection: sqlite3.Connection) -> tuple[int, int]:
-    """Return the application id and the schema version of an open file."""
-    [(application,)] = connection.execute("PRAGMA application_id").fetchall()
-    [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-    return application, version
+def refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
+    """Raise if an open file is not a run file that this version reads.
+
+    Raises:
+        StateError: It is another file or damaged (GS306), or its schema is newer
+            (GS307).
+    """
+    try:
+        [(application,)] = connection.execute("PRAGMA application_id").fetchall()
+        [(version,)] = connection.execute("PRAGMA user_version").fetchall()
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        raise damaged(path, error) from error
+    if application != APPLICATION_ID:
+        raise StateError(
+            f"{path} is not a run file. It lacks the mark that gradscale writes into "
+            "every run file. Pass the file given with record= or after gradscale run "
+            "-o.",
+            code="GS306",
+        )
+    if version > SCHEMA:
+        raise StateError(
+            f"{path} has schema {version}; this version reads up to {SCHEMA}. Fields "
+            "it does not know could be misread. Install the version of gradscale that "
+            "wrote it, or a newer one.",
+            code="GS307",
+        )
+
+
+def damaged(path: Path, error: Exception) -> StateError:
+    """Return the error for a file that SQLite cannot read."""
+    return StateError(
+        f"{path} is damaged or not a run file: {error}. Its content cannot be "
+        "trusted. Copy it again together with the files of the same name that end in "
+        "-wal or -journal, or recover the rest with: sqlite3 FILE .recover",
+        code="GS306",
+    )
+
+
+def is_locked(error: sqlite3.Error) -> bool:
+    """Return whether another connection held the file; a later attempt may succeed."""
+    return "locked" in str(error)

@@ -1,40 +1,41 @@
-"""The writer of a run file: one thread that never holds the training up."""
+"""The writer of a run file. A thread commits; training never waits for the disk."""
 
 import os
 import sys
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from gradscale.errors import ConfigError, GradscaleWarning
-from gradscale.runfile import forks
-from gradscale.runfile.committer import Committer, Flush
-from gradscale.runfile.creation import path_for_rank, prepare
-from gradscale.runfile.filesystem import journal_for
-from gradscale.runfile.notices import AtEnd, behind, forked, say, stopped
-from gradscale.runfile.rows import TensorSample
-from gradscale.runfile.tables import Detail, Meta, Peaks, Samples, StepTuple, event
+from gradscale.runfile.committer import Committer, Flush, Item
+from gradscale.runfile.creation import journal_for, path_for_rank, prepare
+from gradscale.runfile.process_hooks import AtExit, ignore_forks, watch_forks
+from gradscale.runfile.rows import StepRow, TensorSample
+from gradscale.runfile.schema import as_json
+from gradscale.runfile.tables import Detail, Event, Meta, Peaks, Samples
 from gradscale.runfile.thinning import due
 
 # Rows that may wait for the disk: ten minutes of 200 steps a second, about 20 MB.
 BACKLOG = 1 << 17
 # Steps with details that may wait; each may have thousands of tensors.
 DETAILS = 64
-# How long close() waits for a disk that hangs.
+# Seconds that close() waits for a disk that hangs.
 PATIENCE = 10.0
 _now = time.time
+_ROOM = os.path.dirname(__file__)
 
 
 class RunWriter:
     """Records a run in one SQLite file; see docs/runfile.md.
 
-    Rows are handed over in memory and written by a thread of its own, several times a
-    second. Nothing here waits for the disk but `flush` and `close`, and nothing raises
-    once the writer is made: what goes wrong later is said in one warning, and
-    recording stops. In a forked process, or unpickled in another one, a writer is
-    inert. All methods may be called from any thread.
+    Rows are queued in memory and committed by a thread several times a second. Only
+    `flush` and `close` wait for the disk, and no method raises once the writer is
+    constructed: a later failure issues one warning, and recording stops. A writer is
+    inert in a forked process and when it is unpickled. All methods may be called from
+    any thread.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -48,23 +49,24 @@ class RunWriter:
     >>> folder.cleanup()
 
     Args:
-        path: The file; by custom it ends in .gs.
-        meta: What else is to be known of the run, as JSON has it: the policy, say.
-        resume: Go on with a file that is there, and make one if not. A step that is
-            written again replaces the old one and all after it.
-        rank: Which rank this is. Rank 0 writes, the others do nothing.
-        world_size: How many ranks there are.
+        path: The file; by convention it ends in .gs.
+        meta: Further entries of `meta`, JSON values: the policy, for instance.
+        resume: Continue an existing file, or create one. A step that is written again
+            replaces the old one and all after it.
+        rank: The rank of this process. Rank 0 writes, the others do nothing.
+        world_size: The number of ranks.
         every_rank: The other ranks write too: rank 3 into run.rank3.gs.
         sample_every: The distance of the steps for which `due` is True.
-        journal: "wal", or "truncate" for network file systems; "auto" looks.
-        backlog: How many rows may wait for the disk before some are dropped.
+        journal: "wal", or "truncate" for network file systems; "auto" detects them.
+        backlog: The number of rows that may wait for the disk; further ones are
+            dropped.
 
     Raises:
-        StateError: The file is there and `resume` is False (GS305), cannot be gone on
-            with (GS306, GS307), or cannot be made (GS308).
+        StateError: The file exists and `resume` is False (GS305), cannot be continued
+            (GS306, GS307), or cannot be created (GS308).
 
     Attributes:
-        path: The file that is written; None if this rank writes none.
+        path: The file; None if this rank writes none.
     """
 
     def __init__(
@@ -82,16 +84,16 @@ class RunWriter:
     ) -> None:
         if sample_every < 1:
             raise ConfigError(
-                f"sample_every={sample_every} is no distance between steps. Every "
+                f"sample_every={sample_every} is not a distance between steps. Every "
                 "sample_every-th step is sampled, so it must be 1 or more. Pass 100.",
                 code="GS101",
             )
         self.path: Path | None = None
         self._recording = False
-        self._notice: GradscaleWarning | None = None
+        self._warning: GradscaleWarning | None = None
         self._every = sample_every
         self._backlog = backlog
-        self._queue: deque[StepTuple | Detail | Flush] = deque()
+        self._queue: deque[Item] = deque()
         self._details = 0
         self._dropped = 0
         self._pid = os.getpid()
@@ -102,21 +104,21 @@ class RunWriter:
         about = {"rank": rank, "world_size": world_size, "sample_every": sample_every}
         prepare(self.path, {**about, "journal": chosen, **(meta or {})}, resume)
         self._committer = Committer(
-            self.path, chosen, self._queue, sample_every, self._settle
+            self.path, chosen, self._queue, sample_every, self._stop
         )
         self._recording = True
-        forks.watch(self)
+        watch_forks(self)
         self._committer.start()
-        self._at_end = AtEnd(self._at_exit)
+        self._at_exit = AtExit(self._close_at_exit)
 
     @property
     def recording(self) -> bool:
-        """True as long as what is handed over will be written."""
+        """True as long as new rows will be written."""
         return self._recording
 
     @property
     def dropped(self) -> int:
-        """How many rows were dropped because the disk did not keep up."""
+        """The number of rows dropped because the disk did not keep up."""
         return self._dropped
 
     def due(self, step: int) -> bool:
@@ -133,30 +135,17 @@ class RunWriter:
         amax: float | None = None,
         loss: float | None = None,
     ) -> None:
-        """Record one step: plain Python numbers, and the code of the verdict.
+        """Record one step: the fields of `StepRow`, plain Python numbers.
 
-        Steps come in ascending order, each before its events, peaks and samples. One
-        that is not above the last is taken for a run that goes on from an earlier
-        point: it replaces all from it on.
+        Steps come in ascending order, each before its events, peaks and samples. A
+        step that is not above the last one restarts the run from that point: it
+        replaces all rows from it on.
         """
         queue = self._queue
         if not self._recording or len(queue) >= self._backlog:
             self._refuse()
             return
-        queue.append((step, _now(), scale, applied, verdict, norm, amax, loss))
-
-    def rows(self, rows: Iterable[StepTuple]) -> None:
-        """Record steps as `step` does; each row begins with its step and its time."""
-        for row in rows:
-            if not self._recording or len(self._queue) >= self._backlog:
-                self._refuse()
-            else:
-                self._queue.append(row)
-
-    def ask(self, ask: Callable[[], None]) -> None:
-        """Have this called before each commit, in a thread, and never in a fork."""
-        if self._recording:
-            self._committer.ask = ask
+        queue.append(StepRow(step, _now(), scale, applied, verdict, norm, amax, loss))
 
     def event(
         self,
@@ -166,49 +155,49 @@ class RunWriter:
         where: str | None = None,
         data: object = None,
     ) -> None:
-        """Record something that happened, under a code of the catalogue."""
-        self._hand_over(event(step, _now(), code, where, data))
+        """Record an event under a code of the catalogue; `data` is copied as JSON."""
+        self._enqueue(Event(step, _now(), code, where, as_json(data)))
 
     def peaks(self, step: int, peaks: Mapping[str, float]) -> None:
         """Record the largest magnitude in each tensor, by name, for one step.
 
-        Wanted where something happened and where `due(step)`. The mapping must not be
-        changed afterwards.
+        Wanted for steps with an event and where `due(step)`. Do not change the mapping
+        afterwards.
         """
-        self._hand_over_detail(Peaks(step, peaks))
+        self._enqueue_detail(Peaks(step, peaks))
 
     def samples(self, step: int, samples: Mapping[str, TensorSample]) -> None:
-        """Record what the underflow meter counted, by tensor, where `due(step)`.
+        """Record the counts of the underflow meter by tensor, where `due(step)`.
 
-        The mapping must not be changed afterwards.
+        Do not change the mapping afterwards.
         """
-        self._hand_over_detail(Samples(step, samples))
+        self._enqueue_detail(Samples(step, samples))
 
     def set_meta(self, **entries: object) -> None:
-        """Set entries of `meta`; values must not be changed afterwards."""
-        self._hand_over(Meta(dict(entries)))
+        """Set entries of `meta`, JSON values; do not change them afterwards."""
+        self._enqueue(Meta(dict(entries)))
 
     def flush(self, timeout: float = PATIENCE) -> bool:
-        """Wait until all that was handed over is on the disk; False if it is not."""
+        """Wait until all queued rows are on the disk; False if they are not."""
         if not self._recording:
-            self._say()
+            self._warn()
             return False
         done = Flush()
         self._queue.append(done)
-        self._committer.hurry()
+        self._committer.wake()
         until = time.monotonic() + timeout
-        # In short pieces: a thread that has to stop empties the queue, marks and all.
+        # In short intervals: a thread that has to stop clears the queue, marks too.
         while self._recording and time.monotonic() < until and not done.wait(0.05):
             pass
-        self._say()
+        self._warn()
         return done.is_set() and self._recording
 
     def close(self, end: str = "closed", **facts: object) -> None:
-        """Write what is left and the end state; a second call does nothing.
+        """Write the remaining rows and the end state; a second call does nothing.
 
         Args:
-            end: How the run ended, in a word.
-            facts: What else is known of the end, as JSON has it.
+            end: The end state, in a word.
+            facts: Further facts about the end, JSON values.
         """
         if os.getpid() != self._pid:
             return
@@ -217,84 +206,113 @@ class RunWriter:
             state = {"state": end, "time": _now(), **facts}
             self._queue.append(Meta({"end": state}))
             self._committer.finish(PATIENCE)
-            self._forget()
-        self._say()
+            ignore_forks(self)
+            self._at_exit.cancel()
+        self._warn()
 
     def __enter__(self) -> "RunWriter":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
             self.close()
         else:
-            self.close("error", error=kind.__name__)
+            self.close("error", error=error.__name__)
 
     def __reduce__(self) -> tuple[object, ...]:
         # A copy in another process must not write to the same file.
         return _inert, (self._every,)
 
-    def _hand_over(self, item: Detail) -> bool:
+    def _enqueue(self, item: Detail) -> bool:
         if not self._recording or len(self._queue) >= self._backlog:
             self._refuse()
             return False
         self._queue.append(item)
         return True
 
-    def _hand_over_detail(self, item: Peaks | Samples) -> None:
-        # Counted without a lock: one more or less of the 64 does no harm.
+    def _enqueue_detail(self, item: Peaks | Samples) -> None:
+        # Counted without a lock: a limit of 63 or 65 is as good as 64.
         if self._recording and self._details - self._committer.details >= DETAILS:
             self._committer.details_dropped += 1
             return
-        self._details += self._hand_over(item)
+        self._details += self._enqueue(item)
 
     def _refuse(self) -> None:
-        """Say once why something is not recorded."""
+        """Count a row that is not recorded, and warn once."""
         if not self._recording:
-            self._say()
+            self._warn()
             return
         self._dropped += 1
         self._committer.dropped = self._dropped
         if self._dropped == 1:
-            self._notice = behind(self.path, self._backlog)
-            self._say()
+            self._warning = _falls_behind(self.path, self._backlog)
+            self._warn()
 
-    def _say(self) -> None:
-        notice, self._notice = self._notice, None
-        if notice is not None:
-            say(notice)
+    def _warn(self) -> None:
+        """Issue the pending warning, at the line that called into this package."""
+        warning, self._warning = self._warning, None
+        if warning is None:
+            return
+        level, frame = 1, sys._getframe(0)
+        while frame.f_back and os.path.dirname(frame.f_code.co_filename) == _ROOM:
+            level, frame = level + 1, frame.f_back
+        warnings.warn(warning, stacklevel=level)
 
-    def _settle(self, why: str) -> None:
-        """Stop recording for a reason that comes up in the thread."""
+    def _stop(self, why: str) -> None:
+        """Stop recording. Called by the thread; the next call of a method warns."""
         self._recording = False
-        self._notice = stopped(self.path, why)
+        self._warning = _stopped(self.path, why)
         self._queue.clear()
 
-    def _forget(self) -> None:
-        forks.forget(self)
-        self._at_end.cancel()
-
-    def _at_exit(self) -> None:
-        kind = getattr(sys, "last_type", None)
-        if kind is None:
+    def _close_at_exit(self) -> None:
+        error = getattr(sys, "last_type", None)
+        if error is None:
             self.close("exit")
         else:
-            self.close("error", error=kind.__name__)
+            self.close("error", error=error.__name__)
 
     def hold(self, seconds: float) -> bool:
-        """Keep transactions from beginning, before a fork."""
+        """Block new transactions, before a fork."""
         return self._committer.between.acquire(timeout=seconds)
 
     def release(self) -> None:
-        """Let transactions begin again, after a fork."""
+        """Allow transactions again, after a fork."""
         self._committer.between.release()
 
-    def become_inert(self) -> None:
-        """Record nothing in a forked process, and say so at the first attempt."""
+    def disable(self) -> None:
+        """Record nothing in a forked process, and warn at the first attempt."""
         self._recording = False
         self._queue = deque()
-        self._notice = forked(self.path)
+        self._warning = _forked(self.path)
 
 
 def _inert(every: int) -> RunWriter:
     """Return a writer that records nothing."""
     return RunWriter("", rank=1, sample_every=every)
+
+
+def _falls_behind(path: Path | None, backlog: int) -> GradscaleWarning:
+    return GradscaleWarning(
+        f"{backlog} rows wait to be written to {path}, and further ones are dropped "
+        "until there is room. The disk does not keep up, so the record has gaps. "
+        "Write it to a local disk.",
+        code="GS309",
+    )
+
+
+def _stopped(path: Path | None, why: str) -> GradscaleWarning:
+    return GradscaleWarning(
+        f"Recording to {path} has stopped: {why}. The rows written so far are kept; "
+        "the training is not affected. Check that the folder of the file exists, has "
+        "free space and is writable.",
+        code="GS308",
+    )
+
+
+def _forked(path: Path | None) -> GradscaleWarning:
+    return GradscaleWarning(
+        f"Recording to {path} has stopped in process {os.getpid()}, a fork of the "
+        "process that records. Two processes cannot write one run file. Record in the "
+        "process that trains, or construct a RunWriter here.",
+        code="GS308",
+    )

@@ -6,10 +6,10 @@ from gradscale.core.records import StepRecord, Verdict
 from gradscale.errors import ConfigError
 from gradscale.judge.judge import Judgement
 from gradscale.judge.trend import TOP, exponent
+from gradscale.judge.verdict_table import BY_VERDICT
 
 # Window of the skip rate, in steps.
 WINDOW = 100
-_APPLIED = (Verdict.OK, Verdict.UNDERFLOW)
 
 
 class Figures:
@@ -49,7 +49,7 @@ class Figures:
         verdict = judgement.verdict
         if verdict is not Verdict.NO_GRADIENTS:
             # A step with a non-finite loss and finite gradients is applied.
-            skipped = not record.applied and verdict not in _APPLIED
+            skipped = not record.applied and BY_VERDICT[verdict].skipped
             self._skipped += skipped
             self._recent.append(skipped)
         if verdict is Verdict.OK and record.step % self._every:

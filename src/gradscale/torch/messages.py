@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from gradscale.core.checkpoint import AnyPolicy
-from gradscale.core.ops import f32
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.records import StepRecord
+from gradscale.core.state import f32
 from gradscale.errors import (
     ConfigError,
     GradscaleWarning,

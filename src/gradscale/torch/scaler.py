@@ -53,7 +53,6 @@ from gradscale.torch.grads.clip import (
 )
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import combine_norms
-from gradscale.torch.grads.unscale import inverse
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.kernels.torch_fused_adam import StandIn
@@ -250,17 +249,18 @@ class GradScaler(torch.amp.GradScaler):
     def _scale_one(self, output: Tensor) -> Tensor:
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(output.device)
-        scale, state = self._required("scale")
-        iteration = self._iteration
+        scale, state, iteration = self._scale, self._state, self._iteration
+        assert scale is not None
+        assert state is not None
         first = iteration.losses == 0
         iteration.losses += note_loss_(output, scale, state, first=first)
         iteration.scaled = True
         self._ranks.losses_are_known = False
         scaled = times(output, scale)
         if can_touch_host():
-            self._monitor.module_hooks.watch_loss(scaled, output)
-            closed_params = iteration.closed_params
-            watch_backward(scaled, closed_params, self._report_late_backward)
+            if self._monitor.module_hooks.enabled:
+                self._monitor.module_hooks.watch_loss(scaled, output)
+            watch_backward(scaled, iteration, self._report_late_backward)
         return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
@@ -301,8 +301,9 @@ class GradScaler(torch.amp.GradScaler):
         """
         if step.scale is not None:
             return step.scale
-        scale, state = self._required("unscale_")
-        iteration = self._iteration
+        scale, state, iteration = self._scale, self._state, self._iteration
+        assert scale is not None
+        assert state is not None
         if iteration.scaled:
             return state.used_scale
         from_elsewhere = id(step.optimizer) in iteration.closed
@@ -332,7 +333,10 @@ class GradScaler(torch.amp.GradScaler):
         if self._is_replaced("_unscale_grads_"):
             scale = self._scale_of_grads(step)
             flags = self._unscale_grads_(
-                optimizer, inverse(scale), torch.zeros_like(scale), self._allow_fp16
+                optimizer,
+                scale.reciprocal(),
+                torch.zeros_like(scale),
+                self._allow_fp16,
             )
         else:
             scale = step.read(self._scale_of_grads, allow_fp16=self._allow_fp16)
@@ -353,7 +357,8 @@ class GradScaler(torch.amp.GradScaler):
             if waits and can_touch_host():
                 # Before anything else is queued.
                 step.flag = AsyncFlag(step.decision.skip)
-            self._sample(step)
+            if self._monitor.meter.wanted:
+                self._sample(step)
             others = [s for s in self._iteration.steps.values() if s is not step]
             step.unscale_(others, step.decision.multiplier)
         return flags
@@ -366,7 +371,8 @@ class GradScaler(torch.amp.GradScaler):
         if step.snapshot.present == 0 and step.channel is None:
             return {}
         skip = step.decide(scale, divide=divide).skip
-        clip = self._iteration.params_clip_of(step)
+        clips = self._iteration.params_clips
+        clip = self._iteration.params_clip_of(step) if clips else None
         if clip is not None:
             step.also_skip(clip.found)
             skip = torch.maximum(skip, clip.found)
@@ -421,20 +427,21 @@ class GradScaler(torch.amp.GradScaler):
         step = self._open(optimizer)
         scale = step.read(self._scale_of_grads, allow_fp16=True)
         flags = self._decide(step, scale, divide=True)
-        self._sample(step)
+        if self._monitor.meter.wanted:
+            self._sample(step)
         self._iteration.states[id(optimizer)]["found_inf_per_device"] = flags
         return flags
 
     def _maybe_opt_step(
         self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
-        scale, _ = self._check_scale_growth_tracker("step")
         flags = list(optimizer_state["found_inf_per_device"].values())
         step = self._iteration.steps.get(id(optimizer), OptimizerStep())
         if step.flag is not None and len(flags) == 1 and step.flag.is_current(flags[0]):
             skip = step.flag.is_set()
         else:
             # Nothing was sent ahead, or the decision has changed since.
+            scale, _ = self._check_scale_growth_tracker("step")
             skip_flag = skip_of(
                 optimizer_state["found_inf_per_device"], step, scale.device
             )
@@ -478,11 +485,12 @@ class GradScaler(torch.amp.GradScaler):
         self, optimizers: list[Any], max_norm: float, norm_type: float
     ) -> Tensor:
         scale, _ = self._required("clip_grad_norm_")
-        alone = len(optimizers) == 1 and not self._iteration.params_clips
+        iteration = self._iteration
+        alone = len(optimizers) == 1 and not iteration.params_clips
         steps, norms = [], []
         for optimizer in optimizers:
             step = self._open(optimizer)
-            stage = self._iteration.stage(step)
+            stage = iteration.states[id(optimizer)]["stage"]
             if stage is OptState.STEPPED:
                 raise messages.clipped_late(optimizer)
             ready = stage is OptState.READY
@@ -502,7 +510,7 @@ class GradScaler(torch.amp.GradScaler):
                 if limit is not None and made is not None and step.clip is None:
                     # Read and decided in one go, the clip included.
                     return step.take_clip(made)
-                factor = inverse(behind)
+                factor = behind.reciprocal()
                 if step.clip is not None:
                     factor = factor * step.clip.coef
             else:
@@ -517,17 +525,17 @@ class GradScaler(torch.amp.GradScaler):
                 norm = step.stats.norm
                 known = None if norm is None else norm * factor
             if known is not None:
-                steps.append((step, factor))
+                steps.append((step, factor, ready))
                 norms.append(known)
         if not norms:
             return torch.zeros_like(scale)
-        norm = combine_norms(norms, norm_type).float()
-        for step, factor in steps:
+        norm = norms[0] if len(norms) == 1 else combine_norms(norms, norm_type)
+        norm = norm.float()
+        for step, factor, ready in steps:
             clip = clip_of(norm, max_norm, factor)
-            unscaled = self._iteration.stage(step) is not OptState.READY
-            step.add_clip(clip, unscaled=unscaled)
-            if unscaled:
-                self._iteration.also_skip(step, clip.found)
+            step.add_clip(clip, unscaled=not ready)
+            if not ready:
+                iteration.also_skip(step, clip.found)
         return norm
 
     def _clip_params(
@@ -565,7 +573,7 @@ class GradScaler(torch.amp.GradScaler):
         clip = clip_params_(
             gradients,
             unscaled,
-            inverse(behind),
+            behind.reciprocal(),
             max_norm,
             norm_type,
             None if channel is None else channel.agree_on_norm,
@@ -716,7 +724,7 @@ class GradScaler(torch.amp.GradScaler):
             )
             update_(
                 self._policy,
-                self._scaling(),
+                self._scaling(scale, state),
                 state,
                 steps,
                 hold_on_bad_loss=hold,
@@ -724,7 +732,7 @@ class GradScaler(torch.amp.GradScaler):
                 kernels=self._kernels,
             )
         elif forced is not None:
-            force_scale_(self._policy, self._scaling(), state, forced)
+            force_scale_(self._policy, self._scaling(scale, state), state, forced)
         elif not idle:
             raise messages.nothing_to_update()
         if idle:
@@ -744,12 +752,14 @@ class GradScaler(torch.amp.GradScaler):
             flags, stage = entry["found_inf_per_device"], entry["stage"]
             if flags:
                 step = iteration.steps.get(key) or OptimizerStep()
-                made = step.decision
-                clip = step.clip or iteration.params_clip_of(step)
+                made, clip, known = step.decision, step.clip, self._entries.get(key)
+                if clip is None and iteration.params_clips:
+                    clip = iteration.params_clip_of(step)
                 skip = skip_of(flags, step, scale.device)
+                account = None if known is None else known.account
                 found.append(
                     StepSummary(
-                        account=self._account(key),
+                        account=account or self._account(key),
                         scale=state.used_scale if step.scale is None else step.scale,
                         stepped=stage is OptState.STEPPED,
                         skip=skip,
@@ -1004,9 +1014,8 @@ class GradScaler(torch.amp.GradScaler):
         self.__dict__.update(state)
         self._begin()
 
-    def _scaling(self) -> FixedState | ScaleState:
+    def _scaling(self, scale: Tensor, state: DeviceState) -> FixedState | ScaleState:
         """Return the tensors that hold the policy's state."""
-        scale, state = self._required("update")
         if isinstance(self._policy, DynamicScale):
             return ScaleState(scale, self._growth_tracker, state.debt)
         return FixedState(scale)
@@ -1017,12 +1026,15 @@ class GradScaler(torch.amp.GradScaler):
         step = self._iteration.steps.get(key)
         if step is not None and (step.reader is not None or self._state is None):
             return step
-        step = self._iteration.open(optimizer, self._name_source(optimizer))
-        if torch.compiler.is_compiling():
-            if self._state is not None and is_distributed():
-                step.channel = self._channel(key, step.params())
-            return step
-        step.reader = self._entry(optimizer).reader
+        source: Any = self._model
+        if source is None and self._monitor.recorded:
+            source = self._name_source(optimizer)
+        step = self._iteration.open(optimizer, source)
+        if not torch.compiler.is_compiling():
+            entry = self._entries.get(key)
+            if entry is None or entry.account is None:
+                entry = self._entry(optimizer)
+            step.reader = entry.reader
         if step.channel is None and self._state is not None and is_distributed():
             step.channel = self._channel(key, step.params())
         return step
@@ -1043,11 +1055,8 @@ class GradScaler(torch.amp.GradScaler):
         return self._entries[key]
 
     def _name_source(self, optimizer: Any) -> Any:
-        """Return the model, or a reference to it, that names the parameters."""
-        if self._model is not None or torch.compiler.is_compiling():
-            return self._model
-        # Searched for only where names are written down.
-        if not self._monitor.recorded:
+        """Return a reference to the model; searched for where names are recorded."""
+        if torch.compiler.is_compiling():
             return None
         return self._monitor.model_lookup.of_optimizer(optimizer)
 

@@ -19,7 +19,9 @@ def times(output: Tensor, scale: Tensor) -> Tensor:
     """
     if output.dtype in HALVES and output.numel() == 1:
         output = output.float()
-    return output * to_device(scale, output.device)
+    if scale.device != output.device:
+        scale = to_device(scale, output.device)
+    return output * scale
 
 
 def map_outputs(outputs: Any, one: Callable[[Tensor], Tensor]) -> Any:

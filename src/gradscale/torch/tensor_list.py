@@ -6,16 +6,19 @@ tensor; a loop in Python that asks each tensor for everything takes five times a
 """
 
 from array import array
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import attrgetter, is_
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-# An array of type "q": an int64 for each tensor.
-Numbers = MutableSequence[int]
+# Of type "q": an int64 for each tensor. Python 3.11 cannot subscript it.
+if TYPE_CHECKING:
+    Numbers = array[int]
+else:
+    Numbers = array
 Kind = tuple[torch.device, torch.dtype]
 
 REAL_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
@@ -99,19 +102,20 @@ def are_grads(params: list[Tensor], last: GradSnapshot, marks: Numbers) -> bool:
         last: The snapshot, of which the memory is compared.
         marks: The versions that its tensors must have.
     """
-    now = list(map(_GRAD, params))
-    if len(now) != len(last.tensors):
+    now, tensors = list(map(_GRAD, params)), last.tensors
+    if len(now) != len(tensors):
         now = [grad for grad in now if grad is not None]
     return (
-        same(now, last.tensors)
-        and addresses(last.tensors) == last.addresses
-        and versions(last.tensors) == marks
+        len(now) == len(tensors)
+        and all(map(is_, now, tensors))
+        and list(map(Tensor.data_ptr, tensors)) == last.addresses.tolist()
+        and list(map(_VERSION, tensors)) == marks.tolist()
     )
 
 
 def addresses(tensors: Sequence[Tensor]) -> Numbers:
-    """Return where the tensors begin."""
-    return numbers(map(Tensor.data_ptr, tensors))
+    """Return the address of each."""
+    return array("q", list(map(Tensor.data_ptr, tensors)))
 
 
 def storages(tensors: Sequence[Tensor]) -> Numbers:
@@ -160,8 +164,8 @@ def as_before(
 
 
 def versions(tensors: Sequence[Tensor]) -> Numbers:
-    """Return how often autograd has seen a write to each."""
-    return numbers(map(_VERSION, tensors))
+    """Return the version of each: the number of writes that autograd has seen."""
+    return array("q", list(map(_VERSION, tensors)))
 
 
 def note_writes(tensors: list[Tensor]) -> None:

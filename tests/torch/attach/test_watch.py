@@ -14,7 +14,8 @@ from gradscale.errors import ConfigError
 from gradscale.judge.judge import Judge
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, watch
-from gradscale.torch.attach.watch import read_peaks
+from gradscale.torch.attach.watch import _gradients_of, named_peaks
+from gradscale.torch.grads.stats import read
 from tests.torch.attach.loops import await_end, net, train
 
 SETTINGS = {"init_scale": 2.0**10, "growth_interval": 4}
@@ -288,8 +289,8 @@ def test_gradients_that_were_unscaled_before_are_not_read_as_scaled(tmp_path):
 # --- reading gradients ---------------------------------------------------------------
 
 
-def peaks_of(**grads):
-    """Return the peaks of parameters with these gradients, by name."""
+def stats_of(**grads):
+    """Return the statistics of these gradients, None without any, and the peaks."""
     model = torch.nn.Module()
     for name, grad in grads.items():
         shape = () if grad is None else grad.shape
@@ -297,48 +298,52 @@ def peaks_of(**grads):
         param = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
         param.grad = grad
         model.register_parameter(name, param)
-    return read_peaks(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    gradients = _gradients_of(torch.optim.SGD(model.parameters(), lr=0.1))
+    if not gradients.tensors:
+        return None, {}
+    stats = read(gradients, torch.device("cpu"))
+    return stats, named_peaks([(stats, (model,))])
 
 
 def test_the_largest_magnitude_of_all_and_of_each_gradient_is_read():
-    peaks = peaks_of(a=torch.tensor([1.0, -5.0]), b=torch.tensor([math.inf, 0.0]))
-    assert peaks.peak.item() == math.inf
-    assert peaks.named() == {"a": 5.0, "b": math.inf}
+    grads = {"a": torch.tensor([1.0, -5.0]), "b": torch.tensor([math.inf, 0.0])}
+    stats, named = stats_of(**grads)
+    assert stats.amax().item() == math.inf
+    assert named == {"a": 5.0, "b": math.inf}
 
 
 def test_a_nan_gives_a_nan_peak():
-    peaks = peaks_of(a=torch.tensor([math.inf, math.nan]), b=torch.tensor([2.0]))
-    assert math.isnan(peaks.peak.item())
-    assert math.isnan(peaks.named()["a"])
-    assert peaks.named()["b"] == 2.0
+    grads = {"a": torch.tensor([math.inf, math.nan]), "b": torch.tensor([2.0])}
+    stats, named = stats_of(**grads)
+    assert math.isnan(stats.amax().item())
+    assert math.isnan(named["a"])
+    assert named["b"] == 2.0
 
 
 def test_real_and_imaginary_parts_count_each():
     grad = torch.tensor([3.0 - 7.0j], dtype=torch.complex64)
-    assert peaks_of(a=grad).peak.item() == 7.0
+    assert stats_of(a=grad)[0].amax().item() == 7.0
 
 
 def test_a_sparse_gradient_is_not_coalesced():
     grad = torch.sparse_coo_tensor([[1, 1]], [2.0, math.inf], (4,))
-    peaks = peaks_of(a=grad)
-    assert peaks.named() == {"a": math.inf}
+    assert stats_of(a=grad)[1] == {"a": math.inf}
     assert not grad.is_coalesced()
 
 
 def test_gradients_of_different_dtypes_have_one_peak():
     half = torch.tensor([math.inf], dtype=torch.float16)
-    peaks = peaks_of(a=torch.tensor([9.0], dtype=torch.float64), b=half)
-    assert peaks.peak.item() == math.inf
-    assert peaks.named() == {"b": math.inf}
+    stats, named = stats_of(a=torch.tensor([9.0], dtype=torch.float64), b=half)
+    assert stats.amax().item() == math.inf
+    assert named == {"b": math.inf}
 
 
 def test_missing_and_empty_gradients_are_ignored():
-    peaks = peaks_of(a=None, b=torch.zeros(0))
-    assert (peaks.peak, peaks.named()) == (None, {})
+    assert stats_of(a=None, b=torch.zeros(0)) == (None, {})
 
 
 def test_nothing_is_written_to_the_gradients():
     grad = torch.tensor([1.0, math.inf])
     version = grad._version
-    peaks_of(a=grad)
+    stats_of(a=grad)
     assert grad._version == version

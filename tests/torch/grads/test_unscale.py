@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscale.torch import GradScaler
-from gradscale.torch.grads.unscale import inverse, multiply_
+from gradscale.torch.grads.unscale import multiply_
 from tests.torch.training import (
     OPTIMIZERS,
     TOLERANCE,

@@ -1,7 +1,6 @@
 """Kernel tests run natively where there is a GPU, else in Triton's interpreter."""
 
 import pytest
-import torch
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -10,12 +9,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "filterwarnings", r"ignore::RuntimeWarning:triton\.runtime\.interpreter"
     )
-
-
-@pytest.fixture(scope="session")
-def device() -> torch.device:
-    """Return the device on which kernels run here."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @pytest.fixture

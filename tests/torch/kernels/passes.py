@@ -8,22 +8,25 @@ from torch import Tensor
 from gradscale.torch.kernels import optimizer_pass as updating
 from gradscale.torch.kernels import reference
 from gradscale.torch.kernels.args import (
-    AdamHow,
+    CHUNK,
+    AdamConfig,
     AdamLists,
-    Handed,
-    LionHow,
+    AmpArgs,
+    LionConfig,
     MomentumLists,
-    SgdHow,
+    SgdConfig,
 )
-from gradscale.torch.kernels.plans import Plans
-from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.kernels.grad_reader import GradReader
+from gradscale.torch.kernels.pointer_table import PointerTable
+from gradscale.torch.kernels.reference import TensorStats
+from gradscale.torch.tensor_list import numbers
 
 # Around the chunk of 1024, and what is left of a vector of 16 bytes.
 SIZES = (1, 5, 1024, 1025, 2050)
 
-ADAM = AdamHow(0.01, 0.9, 0.999, 1e-8, 0.0, decoupled=True, maximize=False)
-SGD = SgdHow(0.01, 0.0, 0.0, 0.0, nesterov=False, maximize=False)
-LION = LionHow(0.01, 0.9, 0.99, 0.0, maximize=False)
+ADAM = AdamConfig(0.01, 0.9, 0.999, 1e-8, 0.0, decoupled=True, maximize=False)
+SGD = SgdConfig(0.01, 0.0, 0.0, 0.0, nesterov=False, maximize=False)
+LION = LionConfig(0.01, 0.9, 0.99, 0.0, maximize=False)
 
 # How far from the reference a value may lie, relative to the largest of its tensor:
 # a pass has a dozen roundings of 2**-24, and three passes are taken.
@@ -101,30 +104,38 @@ def handed(
     scale: float | None = None,
     found: float | None = None,
     write_back: bool = False,
-) -> Handed:
+) -> AmpArgs:
     """Return what a scaler hands over."""
     made = [
         None if x is None else torch.tensor(x, device=device) for x in (scale, found)
     ]
-    return Handed(made[0], made[1], write_back)
+    return AmpArgs(made[0], made[1], write_back)
 
 
-def launched(lists: Lists, how: Any, given: Handed, plans: Plans | None = None) -> None:
-    """Take one step by kernels; where they fail, so does the test."""
-    plans = Plans() if plans is None else plans
+def table_for(device: torch.device) -> PointerTable:
+    """Return the table that an optimizer would keep."""
+    return PointerTable(device, CHUNK)
+
+
+def launched(
+    lists: Lists, how: Any, given: AmpArgs, table: PointerTable | None = None
+) -> None:
+    """Take one step by kernels where they can."""
+    layout = updating.kernel_layout(lists, "triton")
+    table = table_for(lists.params[0].device) if table is None else table
     if isinstance(lists, AdamLists):
-        updating.adam_(lists, how, given, plans, "triton")
-    elif isinstance(how, LionHow):
-        updating.lion_(lists, how, given, plans, "triton")
+        updating.adam_(lists, how, given, layout, table)
+    elif isinstance(how, LionConfig):
+        updating.lion_(lists, how, given, layout, table)
     else:
-        updating.sgd_(lists, how, given, plans, "triton")
+        updating.sgd_(lists, how, given, layout, table)
 
 
-def computed(lists: Lists, how: Any, given: Handed) -> None:
+def computed(lists: Lists, how: Any, given: AmpArgs) -> None:
     """Take the same step by the reference."""
     if isinstance(lists, AdamLists):
         reference.adam_(lists, how, given)
-    elif isinstance(how, LionHow):
+    elif isinstance(how, LionConfig):
         reference.lion_(lists, how, given)
     else:
         reference.sgd_(lists, how, given)
@@ -144,11 +155,12 @@ def three_steps(
     lists: Lists, how: Any, scale: float | None = 8.0
 ) -> tuple[Lists, Lists]:
     """Return the lists after three steps by kernels, and by the reference."""
-    ours, theirs, plans = copied(lists), copied(lists), Plans()
+    ours, theirs = copied(lists), copied(lists)
+    table = table_for(lists.params[0].device)
     given = handed(lists.params[0].device, scale, 0.0)
     for step in range(3):
         fresh_grads_(ours, theirs, seed=10 + step)
-        launched(ours, how, given, plans)
+        launched(ours, how, given, table)
         computed(theirs, how, given)
     return ours, theirs
 
@@ -191,8 +203,11 @@ def all_bits(lists: Lists) -> list[list[int]]:
     return [bits(t).tolist() for column in lists for t in column]
 
 
-def read_by(
-    reader: Reader, tensors: list[Tensor], norm_type: float | None = None
-) -> Any:
-    """Return what a reader says of tensors of one kind."""
-    return reader.read(tensors, norm_type, (tensors[0].device, tensors[0].dtype))
+def read_by(reader: GradReader, tensors: list[Tensor]) -> TensorStats:
+    """Return the statistics that a reader makes of tensors of one kind."""
+    kind = tensors[0].device, tensors[0].dtype
+    numels = numbers(map(Tensor.numel, tensors))
+    stats, _ = reader.read(
+        tensors, kind, None, numels, torch.ones((), device=kind[0]), None
+    )
+    return stats

@@ -1,11 +1,11 @@
-"""What the tests of the read stand on: dtypes, facts by kernels, facts in f64."""
+"""Statistics of tensors for the tests of the read: by kernels, and in f64."""
 
 import pytest
 import torch
 
 from gradscale.torch.kernels import reference
+from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.kernels.read import CHUNK
-from gradscale.torch.kernels.readers import Reader
 from tests.torch.kernels.passes import read_by
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -20,20 +20,20 @@ INT[torch.bfloat16] = torch.int16
 INF_BITS = {torch.float32: 0x7F800000, torch.float16: 0x7C00, torch.bfloat16: 0x7F80}
 
 
-def facts_of(tensors):
+def stats_of(tensors):
     """Return (peaks, squares) of tensors that are not empty, on the host."""
-    facts = read_by(Reader("triton"), tensors, 2.0)
-    return facts.peaks.cpu(), facts.squares.cpu()
+    stats = read_by(GradReader("triton"), tensors)
+    return stats.peaks.cpu(), stats.squares.cpu()
 
 
 def exact(tensors):
     """Return the same by plain operations in f64."""
-    facts = reference.read_tensors([t.detach().cpu() for t in tensors])
-    return facts.peaks, facts.squares
+    stats = reference.read_tensors([t.detach().cpu() for t in tensors])
+    return stats.peaks, stats.squares
 
 
 def assert_exact(tensors):
-    peaks, squares = facts_of(tensors)
+    peaks, squares = stats_of(tensors)
     true_peaks, true_squares = exact(tensors)
     assert torch.equal(peaks, true_peaks)
     torch.testing.assert_close(squares, true_squares, rtol=CLOSE, atol=0.0)

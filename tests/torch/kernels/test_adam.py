@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from gradscale.torch.kernels.plans import Plans
 from tests.torch.kernels.passes import (
     ADAM,
     adam_lists,
@@ -15,6 +14,7 @@ from tests.torch.kernels.passes import (
     fresh_grads_,
     handed,
     launched,
+    table_for,
     three_steps,
 )
 
@@ -151,13 +151,13 @@ def test_without_write_back_the_gradients_stay(device):
 
 
 def test_without_a_first_moment_the_average_is_the_gradient(device):
-    lists, plans = adam_lists(device, sizes=(1,)), Plans()
+    lists, table = adam_lists(device, sizes=(1,)), table_for(device)
     how = ADAM._replace(beta1=0.0)
     lists.grads[0].fill_(1.0)
-    launched(lists, how, handed(device), plans)
+    launched(lists, how, handed(device), table)
     # m + 1 * (g - m) would be 0 here.
     lists.grads[0].fill_(1e-9)
-    launched(lists, how, handed(device), plans)
+    launched(lists, how, handed(device), table)
     assert lists.exp_avgs[0].item() == lists.grads[0].item()
 
 
@@ -183,7 +183,10 @@ def test_tiny_gradients_without_eps_move_by_the_learning_rate(device, size):
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
 @pytest.mark.parametrize("amsgrad", [False, True])
 def test_twenty_steps_lead_where_torch_leads(device, kind, amsgrad):
-    lists, plans = adam_lists(device, sizes=(3, 1025), amsgrad=amsgrad), Plans()
+    lists, table = (
+        adam_lists(device, sizes=(3, 1025), amsgrad=amsgrad),
+        table_for(device),
+    )
     theirs = [torch.nn.Parameter(p.clone()) for p in lists.params]
     optimizer = kind(theirs, lr=0.01, weight_decay=0.1, amsgrad=amsgrad, fused=True)
     decoupled = kind is torch.optim.AdamW
@@ -193,7 +196,7 @@ def test_twenty_steps_lead_where_torch_leads(device, kind, amsgrad):
         for param, grad in zip(theirs, lists.grads, strict=True):
             param.grad = grad / 8.0
         optimizer.step()
-        launched(lists, how, handed(device, 8.0, 0.0), plans)
+        launched(lists, how, handed(device, 8.0, 0.0), table)
     for mine, other in zip(lists.params, theirs, strict=True):
         # Each step rounds a parameter below 4 by 2**-23 at most, in both.
         torch.testing.assert_close(mine, other.detach(), rtol=0.0, atol=20 * 2.0**-22)

@@ -1,7 +1,7 @@
-"""When kernels are taken, and what happens where one cannot be built or started."""
+"""When kernels are taken, and what happens where one cannot be built or launched."""
 
 import math
-import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import torch
 from gradscale.errors import ConfigError, GradscaleWarning
 from gradscale.torch import GradScaler, kernels, optim
 from gradscale.torch.device_state import update as settling
-from gradscale.torch.kernels import adam, momentum, readers
+from gradscale.torch.kernels import adam, launch, momentum, readers
 from gradscale.torch.kernels import decide as deciding
 from gradscale.torch.kernels import optimizer_pass as updating
 from gradscale.torch.kernels import read as reading
@@ -20,21 +20,45 @@ from tests.torch.training import backward
 CPU, CUDA, META = (torch.device(kind) for kind in ("cpu", "cuda", "meta"))
 
 
-@pytest.fixture(autouse=True)
-def _working(monkeypatch):
-    """Let each test begin, and leave, as if no kernel had failed."""
-    monkeypatch.setattr(kernels, "_broken", None)
+@pytest.fixture
+def probed(monkeypatch):
+    """Forget earlier probes; return the devices probed, and what a probe raises."""
+    state = {"devices": [], "error": None}
+
+    def probe(out):
+        state["devices"].append(out.device.type)
+        if state["error"] is not None:
+            raise state["error"]
+
+    def here(*shape, device, **how):
+        return SimpleNamespace(device=device)
+
+    monkeypatch.setattr(kernels, "_probed", {})
+    monkeypatch.setattr(kernels, "_warned", set())
+    monkeypatch.setattr(launch, "probe_", probe)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(torch, "empty", here)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return state
 
 
-def test_plain_never_takes_kernels():
+def test_plain_never_takes_kernels(probed):
     assert not kernels.usable("plain", CPU)
     assert not kernels.usable("plain", CUDA)
+    assert probed["devices"] == []
 
 
-def test_auto_takes_them_on_cuda_alone():
+def test_auto_takes_them_on_cuda_alone(probed):
     assert kernels.usable("auto", CUDA)
     assert not kernels.usable("auto", CPU)
     assert not kernels.usable("auto", META)
+    assert probed["devices"] == ["cuda"]
+
+
+def test_a_device_is_probed_once(probed):
+    for kind in ("auto", "triton", "auto"):
+        assert kernels.usable(kind, CUDA)
+    assert probed["devices"] == ["cuda"]
 
 
 def test_triton_by_name_runs_on_the_cpu_in_the_interpreter(monkeypatch):
@@ -45,36 +69,60 @@ def test_triton_by_name_runs_on_the_cpu_in_the_interpreter(monkeypatch):
         kernels.usable("triton", CPU)
 
 
-def test_without_triton_auto_is_plain_and_triton_says_how_to_install_it(monkeypatch):
-    monkeypatch.setattr(kernels, "_there", lambda: False)
+def test_without_triton_auto_is_plain_and_triton_names_the_package(monkeypatch):
+    monkeypatch.setattr(kernels, "_installed", lambda: False)
     assert not kernels.usable("auto", CUDA)
     with pytest.raises(
-        ConfigError, match=r"kernels='triton' was asked for.*pip install triton.*GS101"
+        ConfigError, match=r"kernels='triton' was passed.*pip install triton.*GS101"
     ):
         kernels.usable("triton", CUDA)
 
 
-def test_after_a_failure_auto_is_plain_and_triton_says_what_it_was():
-    with pytest.warns(GradscaleWarning, match=r"no ptxas.*kernels='plain'.*GS110"):
-        kernels.give_up(RuntimeError("no ptxas"))
-    assert not kernels.usable("auto", CUDA)
-    with pytest.raises(ConfigError, match=r"failed before \(RuntimeError: no ptxas\)"):
-        kernels.usable("triton", CUDA)
-
-
-def test_a_failure_is_said_once():
-    with pytest.warns(GradscaleWarning, match="first"):
-        kernels.give_up(RuntimeError("first"))
+def test_after_a_failed_probe_auto_is_plain_with_one_warning(probed):
+    probed["error"] = RuntimeError("no ptxas.")
+    with pytest.warns(
+        GradscaleWarning, match=r"RuntimeError: no ptxas\. Plain.*='plain'.*GS110"
+    ):
+        assert not kernels.usable("auto", CUDA)
     # A warning would be an error here.
-    kernels.give_up(RuntimeError("second"))
+    assert not kernels.usable("auto", CUDA)
+    assert probed["devices"] == ["cuda"]
+
+
+def test_after_a_failed_probe_triton_raises_the_reason(probed):
+    probed["error"] = OSError("no ptxas")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"OSError: no ptxas.*kernels='auto'"):
+            kernels.usable("triton", CUDA)
+    with pytest.warns(GradscaleWarning, match="no ptxas"):
+        assert not kernels.usable("auto", CUDA)
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
-def test_what_is_not_the_fault_of_triton_is_raised(kind):
+def test_an_error_that_triton_did_not_cause_is_raised(probed, kind):
     # Plain operations would meet the same, and the reason would be a wrong one.
+    probed["error"] = kind("full")
     with pytest.raises(kind):
-        kernels.fall_back(kind("not here"), "auto")
-    assert kernels._broken is None
+        kernels.usable("auto", CUDA)
+    probed["error"] = None
+    assert kernels.usable("auto", CUDA)
+
+
+def test_nothing_is_probed_while_a_graph_is_captured(probed, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(kernels, "capturing", lambda device: True)
+        assert not kernels.usable("auto", CUDA)
+        assert kernels.usable("triton", CUDA)
+        assert probed["devices"] == []
+    assert kernels.usable("auto", CUDA)
+    monkeypatch.setattr(kernels, "capturing", lambda device: True)
+    assert kernels.usable("auto", CUDA)
+
+
+def test_the_probe_runs_a_kernel(device):
+    out = torch.zeros(1, device=device)
+    launch.probe_(out)
+    assert out.item() == 1.0
 
 
 def test_no_kernel_is_taken_while_compiling(monkeypatch):
@@ -106,13 +154,12 @@ OPTIMIZERS = {
 }
 
 
-def train(make, kind, device, after=lambda step: None, norm_type=2.0):
+def train(make, kind, device, norm_type=2.0):
     """Return scales, weights, state and counts of four steps, one of them skipped."""
     param = torch.nn.Parameter(torch.ones(5, device=device))
     scaler = GradScaler(device.type, 8.0, growth_interval=2, kernels=kind)
     optimizer, scales = make([param], kind), []
-    for step, grad in enumerate((0.5, torch.inf, -2.0, 1.0)):
-        after(step)
+    for grad in (0.5, torch.inf, -2.0, 1.0):
         optimizer.zero_grad()
         backward(scaler, param, torch.full((5,), grad, device=device))
         scaler.clip_grad_norm_(optimizer, 1.0, norm_type)
@@ -127,12 +174,8 @@ def train(make, kind, device, after=lambda step: None, norm_type=2.0):
 @pytest.fixture
 def auto_runs(monkeypatch):
     """Let "auto" take kernels wherever they run: here, in the interpreter too."""
-
-    def usable(kind, device):
-        return kind != "plain" and kernels._broken is None
-
     for module in (readers, updating, settling):
-        monkeypatch.setattr(module, "usable", usable)
+        monkeypatch.setattr(module, "usable", lambda kind, device: kind != "plain")
 
 
 def needs(name, optimizer):
@@ -157,50 +200,22 @@ cases = pytest.mark.parametrize(
 
 
 @cases
-@pytest.mark.parametrize("fails_in", [0, 2])
+@pytest.mark.parametrize("kind", ["auto", "triton"])
 @pytest.mark.usefixtures("auto_runs")
-def test_a_kernel_that_fails_is_said_once_and_no_step_is_lost_or_taken_twice(
-    device, monkeypatch, name, optimizer, fails_in
-):
-    module, kernel = KERNELS[name]
-
-    def break_it(step):
-        if step == fails_in:
-            monkeypatch.setattr(module, kernel, Broken())
-
-    make = OPTIMIZERS[optimizer]
-    truth = train(make, "plain", device, norm_type=norm_for(name))
-    # Not pytest.warns, which passes on what the interpreter says.
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        ours = train(make, "auto", device, break_it, norm_for(name))
-    said = [str(w.message) for w in caught if w.category is GradscaleWarning]
-    assert len(said) == 1
-    assert "RuntimeError: no ptxas" in said[0]
-    assert "GS110" in said[0]
-    assert ours[:2] == truth[:2]
-    for mine, other in zip(ours[2], truth[2], strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-6, atol=1e-7)
-
-
-@cases
-def test_who_asked_for_triton_by_name_gets_the_error(
-    device, monkeypatch, name, optimizer
+def test_a_kernel_that_fails_after_the_probe_is_an_error(
+    device, monkeypatch, name, optimizer, kind
 ):
     module, kernel = KERNELS[name]
     monkeypatch.setattr(module, kernel, Broken())
     make, norm_type = OPTIMIZERS[optimizer], norm_for(name)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", GradscaleWarning)
-        with pytest.raises(RuntimeError, match="no ptxas"):
-            train(make, "triton", device, norm_type=norm_type)
-    assert kernels._broken is None
+    with pytest.raises(RuntimeError, match="no ptxas"):
+        train(make, kind, device, norm_type=norm_type)
 
 
 def test_a_scaler_and_an_optimizer_without_triton_run_by_plain_operations(
     device, monkeypatch
 ):
-    monkeypatch.setattr(kernels, "_there", lambda: False)
+    monkeypatch.setattr(kernels, "_installed", lambda: False)
     make = OPTIMIZERS["AdamW"]
     assert train(make, "auto", device)[:2] == train(make, "plain", device)[:2]
     with pytest.raises(ConfigError, match="pip install triton"):

@@ -1,7 +1,6 @@
-"""One launch from the facts to the decision, against a formula written out here."""
+"""One launch from partial results to the decision, against a formula given here."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -11,12 +10,16 @@ from hypothesis import strategies as st
 from gradscale.torch.kernels import decide as deciding
 from gradscale.torch.kernels import interpreted, reference
 from gradscale.torch.kernels import read as reading
-from gradscale.torch.kernels.decide import BLOCK, decide
-from gradscale.torch.kernels.decision import FIELDS
-from gradscale.torch.kernels.facts import Parts, TensorFacts, even
-from gradscale.torch.kernels.pointer_table import Table, TableCache
-from gradscale.torch.kernels.read import CHUNK, gather, read_tensors, tiling_of
-from gradscale.torch.kernels.readers import Reader
+from gradscale.torch.kernels.decide import BLOCK, gather_and_decide
+from gradscale.torch.kernels.pointer_table import PointerTable, Table
+from gradscale.torch.kernels.read import (
+    CHUNK,
+    PartialStats,
+    aligned,
+    read_chunks,
+    tiling_of,
+)
+from gradscale.torch.kernels.reference import Decision
 from gradscale.torch.tensor_list import addresses
 
 INF, NAN = math.inf, math.nan
@@ -26,27 +29,40 @@ SCALES = [2.0**-24, 2.0**-3, 1.0, 2.0**16, 2.0**126, 0.3, 1000.0, 3e-7, 7e37]
 MAX_NORMS = [None, 0.0, 1e-30, 1e-3, 1.0, 1e30, INF]
 
 
-def in_parts(device, peaks, squares, dtype=F32):
-    """Return the facts of tensors of one chunk each, as a read leaves them."""
+def partial_stats(device, peaks, squares):
+    """Return the partial results of tensors of one chunk each."""
     count = len(peaks)
     places = torch.arange(count, device=device)
     cells = torch.stack((torch.ones_like(places), places))
-    bits = (
-        torch.tensor(squares, dtype=torch.float64, device=device).view(torch.int64),
-        torch.tensor(peaks, dtype=F32, device=device).view(torch.int32).long(),
-    )
-    each = torch.full((2 * even(count) + 1,), -1, device=device)
+    each = torch.full((2 * aligned(count) + 1,), -1, device=device)
     each[-1] = 0
     table = Table(cells, places.int(), count, count, 1)
-    whole = partial(gather, kernels="triton")
-    parts = Parts(table, torch.cat(bits), each, tiling_of(table), whole)
-    return TensorFacts(dtype, parts=parts)
+    chunks = torch.cat((bits_of(squares, device), peak_bits_of(peaks, device)))
+    return PartialStats(table, chunks, each, tiling_of(table))
 
 
-def decided(device, peaks, squares, scale, max_norm, dtype=F32, by=decide):
+def bits_of(squares, device):
+    return torch.tensor(squares, dtype=torch.float64, device=device).view(torch.int64)
+
+
+def peak_bits_of(peaks, device):
+    return torch.tensor(peaks, dtype=F32, device=device).view(torch.int32).long()
+
+
+def by_kernel(device, peaks, squares, scale, max_norm, dtype):
+    partial = partial_stats(device, peaks, squares)
+    return gather_and_decide(partial, dtype, scale, max_norm)[1]
+
+
+def by_torch(device, peaks, squares, scale, max_norm, dtype):
+    bits = peak_bits_of(peaks, device), bits_of(squares, device)
+    return reference.decide(reference.TensorStats(dtype, *bits), scale, max_norm)
+
+
+def decided(device, peaks, squares, scale, max_norm, dtype=F32, by=by_kernel):
     """Return the fields of a decision, f32[] each, on the host."""
-    facts = in_parts(device, peaks, squares, dtype)
-    made = by(facts, torch.tensor(scale, device=device), max_norm)
+    scale = torch.tensor(scale, device=device)
+    made = by(device, peaks, squares, scale, max_norm, dtype)
     assert all(field.dtype is F32 and field.shape == () for field in made)
     return {name: value.cpu() for name, value in made._asdict().items()}
 
@@ -69,14 +85,14 @@ def formula(peaks, squares, scale, max_norm, dtype=F32):
     found = (~(amax * multiplier).to(dtype).isfinite()).float()
     skip = torch.maximum(found, norm_found)
     made = (found, norm_found, skip, amax, norm, coef, multiplier, scale / coef)
-    return dict(zip(FIELDS, made, strict=True))
+    return dict(zip(Decision._fields, made, strict=True))
 
 
-def assert_as_formula(device, *facts, dtype=F32):
-    truth = formula(*facts, dtype=dtype)
-    for by in (decide, reference.decide):
-        ours = decided(device, *facts, dtype=dtype, by=by)
-        for name in FIELDS:
+def assert_as_formula(device, *case, dtype=F32):
+    truth = formula(*case, dtype=dtype)
+    for by in (by_kernel, by_torch):
+        ours = decided(device, *case, dtype=dtype, by=by)
+        for name in Decision._fields:
             # Flags and the peak are exact; the rest is within the roundings of a sum in
             # another order and of the coefficient that is made from it.
             exact = name in ("found", "norm_found", "skip", "amax")
@@ -88,34 +104,34 @@ def assert_as_formula(device, *facts, dtype=F32):
 
 @pytest.mark.parametrize("max_norm", MAX_NORMS)
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_field_is_what_its_definition_says(device, scale, max_norm):
+def test_every_field_equals_its_definition(device, scale, max_norm):
     assert_as_formula(device, [3.0, 0.5, 2.0], [20.0, 1.25, 17.0], scale, max_norm)
 
 
 @pytest.mark.parametrize("max_norm", MAX_NORMS)
 @pytest.mark.parametrize("bad", [INF, NAN])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
-def test_what_is_not_finite_is_found(device, bad, max_norm, dtype):
-    facts = ([3.0, bad, 2.0], [20.0, bad, 17.0], 1024.0, max_norm)
-    assert_as_formula(device, *facts, dtype=dtype)
-    made = decided(device, *facts, dtype=dtype)
+def test_a_peak_that_is_not_finite_is_found(device, bad, max_norm, dtype):
+    case = ([3.0, bad, 2.0], [20.0, bad, 17.0], 1024.0, max_norm)
+    assert_as_formula(device, *case, dtype=dtype)
+    made = decided(device, *case, dtype=dtype)
     assert made["found"] == 1.0
     assert made["skip"] == 1.0
 
 
 @pytest.mark.parametrize("max_norm", MAX_NORMS)
 def test_gradients_that_are_all_zero_step(device, max_norm):
-    facts = ([0.0, 0.0], [0.0, 0.0], 1024.0, max_norm)
-    assert_as_formula(device, *facts)
-    assert decided(device, *facts)["skip"] == 0.0
+    case = ([0.0, 0.0], [0.0, 0.0], 1024.0, max_norm)
+    assert_as_formula(device, *case)
+    assert decided(device, *case)["skip"] == 0.0
 
 
 @pytest.mark.parametrize("scale", [2.0**-24, 0.3, 1.0, 1000.0])
 def test_a_norm_beyond_f32_skips_although_all_gradients_are_finite(device, scale):
     top = 3e38 * min(scale, 1.0)
-    facts = ([top], [4.0 * (3.4e38 * scale) ** 2], scale, 1.0)
-    assert_as_formula(device, *facts)
-    made = decided(device, *facts)
+    case = ([top], [4.0 * (3.4e38 * scale) ** 2], scale, 1.0)
+    assert_as_formula(device, *case)
+    made = decided(device, *case)
     assert (made["found"], made["norm_found"], made["skip"]) == (0.0, 1.0, 1.0)
 
 
@@ -126,12 +142,12 @@ def test_without_a_clip_a_norm_beyond_f32_does_not_skip(device):
 
 
 def test_a_coefficient_that_leaves_no_normal_multiplier_skips(device):
-    facts = ([1.0], [1.0], 2.0**126, 0.5)
+    case = ([1.0], [1.0], 2.0**126, 0.5)
     # Unscaled, the norm is 2^-126: nothing is clipped, and 1 / scale is normal.
-    assert decided(device, *facts)["skip"] == 0.0
-    facts = ([1.0], [2.0**252], 2.0**126, 0.5)
-    assert_as_formula(device, *facts)
-    made = decided(device, *facts)
+    assert decided(device, *case)["skip"] == 0.0
+    case = ([1.0], [2.0**252], 2.0**126, 0.5)
+    assert_as_formula(device, *case)
+    made = decided(device, *case)
     assert (made["found"], made["norm_found"]) == (0.0, 1.0)
 
 
@@ -166,17 +182,17 @@ def test_a_max_norm_below_f32_skips_as_in_plain_operations(device):
     ],
 )
 def test_f16_that_would_overflow_when_unscaled_is_found(device, peak, scale, found):
-    facts = ([1.0, peak], [1.0, peak * peak], scale, None)
-    assert formula(*facts, dtype=F16)["found"] == found
-    assert_as_formula(device, *facts, dtype=F16)
+    case = ([1.0, peak], [1.0, peak * peak], scale, None)
+    assert formula(*case, dtype=F16)["found"] == found
+    assert_as_formula(device, *case, dtype=F16)
     # The same peak in f32 is no trouble.
-    assert decided(device, *facts)["found"] == 0.0
+    assert decided(device, *case)["found"] == 0.0
 
 
 def test_a_clip_keeps_f16_in_range(device):
-    facts = ([60000.0], [60000.0**2], 0.5, 1.0)
-    assert decided(device, *facts, dtype=F16)["found"] == 0.0
-    assert decided(device, *facts[:3], None, dtype=F16)["found"] == 1.0
+    case = ([60000.0], [60000.0**2], 0.5, 1.0)
+    assert decided(device, *case, dtype=F16)["found"] == 0.0
+    assert decided(device, *case[:3], None, dtype=F16)["found"] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -196,7 +212,7 @@ def test_f32_that_would_overflow_when_unscaled_is_found(device):
     assert decided(device, [1.6e38], [1.0], 0.5, None)["found"] == 0.0
 
 
-def test_what_the_division_by_grad_scale_would_overflow_is_found(device):
+def test_an_overflow_in_the_division_by_grad_scale_is_found(device):
     # 1 / scale is rounded down, so the product stays finite where the quotient, which
     # optimizers step by, does not.
     scale, peak = 0.8270044922828674, 2.814150460882631e38
@@ -227,20 +243,24 @@ def test_all_tensors_count_however_many(device, monkeypatch, block, count, bad):
 
 def test_the_next_decision_has_memory_of_its_own(device):
     scale = torch.tensor(2.0, device=device)
-    first = decide(in_parts(device, [1.0], [1.0]), scale, None)
-    decide(in_parts(device, [1.0], [1.0]), scale * 2.0, None)
+    _, first = gather_and_decide(partial_stats(device, [1.0], [1.0]), F32, scale, None)
+    gather_and_decide(partial_stats(device, [1.0], [1.0]), F32, scale * 2.0, None)
     assert first.multiplier.item() == 0.5
 
 
 SOME = (3, 2 * CHUNK + 1, 5 * CHUNK, 1, CHUNK + 7)
 
 
-def read(device, sizes=SOME):
-    """Return what a kernel has read of some tensors."""
-    torch.manual_seed(3)
-    tensors = [torch.randn(size, device=device) for size in sizes]
-    table = TableCache(device, CHUNK).of(list(sizes), [addresses(tensors)])
-    return read_tensors(table, F32)
+def some_tensors(device, sizes=SOME):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(size, generator=generator).to(device) for size in sizes]
+
+
+def read(tensors):
+    """Return the partial results that a kernel has read of some tensors."""
+    sizes = [tensor.numel() for tensor in tensors]
+    table = PointerTable(tensors[0].device, CHUNK).of(sizes, [addresses(tensors)])
+    return read_chunks(table, F32)
 
 
 TILINGS = {
@@ -255,7 +275,7 @@ TILINGS = {
 
 @pytest.fixture(params=TILINGS.values(), ids=TILINGS)
 def tiling(request, monkeypatch):
-    """Gather by so many partial results and programs; return how that is done."""
+    """Gather by so many partial results and programs; return the tiling."""
     partials, programs, wanted = request.param
     for name in ("PARTIALS", "OF_SMALL", "FEW_PARTIALS"):
         monkeypatch.setattr(reading, name, partials)
@@ -264,26 +284,24 @@ def tiling(request, monkeypatch):
 
 
 def test_large_tensors_are_gathered_in_slices_and_small_ones_together(device, tiling):
-    assert read(device).parts.tiling == tiling
+    assert read(some_tensors(device)).tiling == tiling
 
 
 @pytest.mark.usefixtures("tiling")
 @pytest.mark.parametrize("sizes", [SOME, SOME[:2], SOME[:1]], ids=len)
 @pytest.mark.parametrize("max_norm", [None, 1.0])
-def test_facts_that_are_decided_on_are_gathered_by_the_same_launch(
-    device, sizes, max_norm
-):
+def test_the_statistics_of_each_tensor_come_with_the_decision(device, sizes, max_norm):
     scale = torch.tensor(8.0, device=device)
-    asked, facts = read(device, sizes), read(device, sizes)
-    by_torch = reference.decide(asked, scale, max_norm)
-    made = decide(facts, scale, max_norm)
-    assert facts.parts is None
-    assert torch.equal(facts.peaks, asked.peaks)
-    assert torch.equal(facts.squares, asked.squares)
+    tensors = some_tensors(device, sizes)
+    truth = reference.read_tensors(tensors)
+    stats, made = gather_and_decide(read(tensors), F32, scale, max_norm)
+    assert torch.equal(stats.peaks, truth.peaks)
+    torch.testing.assert_close(stats.squares, truth.squares, rtol=1e-6, atol=0.0)
+    expected = reference.decide(truth, scale, max_norm)
     assert torch.stack(made).tolist() == pytest.approx(
-        torch.stack(by_torch).tolist(), rel=1e-6
+        torch.stack(expected).tolist(), rel=1e-6
     )
-    assert made.amax == by_torch.amax
+    assert made.amax == expected.amax
 
 
 @pytest.mark.usefixtures("tiling")
@@ -291,14 +309,15 @@ def test_fresh_memory_that_holds_anything_does_not_change_a_decision(
     device, monkeypatch
 ):
     scale, empty = torch.tensor(8.0, device=device), torch.empty
-    truth = reference.decide(read(device, SOME[:2]), scale, 1.0)
+    tensors = some_tensors(device, SOME[:2])
+    truth = reference.decide(reference.read_tensors(tensors), scale, 1.0)
 
     def poisoned(*shape, **how):
         made = empty(*shape, **how)
         return made.fill_(math.nan if made.is_floating_point() else -1)
 
     monkeypatch.setattr(torch, "empty", poisoned)
-    made = decide(read(device, SOME[:2]), scale, 1.0)
+    _, made = gather_and_decide(read(tensors), F32, scale, 1.0)
     assert torch.stack(made).tolist() == pytest.approx(
         torch.stack(truth).tolist(), rel=1e-6
     )
@@ -306,22 +325,11 @@ def test_fresh_memory_that_holds_anything_does_not_change_a_decision(
 
 @pytest.mark.usefixtures("tiling")
 def test_a_decision_can_be_replayed(device):
-    facts = read(device)
-    parts = facts.parts
-    scale = torch.tensor(8.0, device=device)
-    first = decide(facts, scale, 1.0)
-    facts.parts = parts
-    assert torch.equal(torch.stack(decide(facts, scale, 1.0)), torch.stack(first))
-
-
-def test_facts_that_somebody_asked_for_before_are_decided_on_all_the_same(device):
-    scale = torch.tensor(8.0, device=device)
-    facts, asked = read(device), read(device)
-    assert asked.peaks.shape == (len(SOME),)
-    made = Reader("triton").decide(asked, scale, 1.0)
-    assert torch.stack(made).tolist() == pytest.approx(
-        torch.stack(decide(facts, scale, 1.0)).tolist(), rel=1e-6
-    )
+    tensors = some_tensors(device)
+    partial, scale = read(tensors), torch.tensor(8.0, device=device)
+    _, first = gather_and_decide(partial, F32, scale, 1.0)
+    _, second = gather_and_decide(partial, F32, scale, 1.0)
+    assert torch.equal(torch.stack(second), torch.stack(first))
 
 
 @settings(deadline=None, max_examples=60)
@@ -331,7 +339,7 @@ def test_facts_that_somebody_asked_for_before_are_decided_on_all_the_same(device
     max_norm=st.none() | st.floats(0.0, 2.0**100, width=32),
     dtype=st.sampled_from([F32, F16]),
 )
-def test_any_facts_are_judged_by_the_formula(device, peaks, scale, max_norm, dtype):
+def test_any_peaks_are_decided_on_by_the_formula(device, peaks, scale, max_norm, dtype):
     squares = [4.0 * peak * peak for peak in peaks]
     truth = formula(peaks, squares, scale, max_norm, dtype=dtype)
     made = decided(device, peaks, squares, scale, max_norm, dtype=dtype)

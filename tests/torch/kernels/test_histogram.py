@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT
-from gradscale.torch import kernels
 from gradscale.torch.kernels import histogram, plain_histogram
 from gradscale.torch.kernels.counters import Counter
 from gradscale.torch.kernels.histogram import CHUNK
@@ -250,20 +249,6 @@ def test_f64_is_counted_by_plain_operations(device, monkeypatch):
     monkeypatch.setattr(histogram, "count_tensors", None)
     tensor = torch.full((3,), 2.0**-1000, dtype=torch.float64, device=device)
     assert by_kernel([tensor])[0, BELOW] == 3
-
-
-def test_a_kernel_that_fails_leaves_it_to_plain_operations(device, monkeypatch):
-    def broken(*args, **constants):
-        raise RuntimeError("no ptxas")
-
-    monkeypatch.setattr(histogram, "_count", broken)
-    monkeypatch.setattr(kernels, "_broken", None)
-    monkeypatch.setattr(kernels, "usable", lambda kernels, device: True)
-    monkeypatch.setattr("gradscale.torch.kernels.counters.usable", lambda *_: True)
-    tensors = values((3, 70), device)
-    with pytest.warns(UserWarning, match="no ptxas"):
-        counts = by_kernel(tensors, Counter("auto"))
-    assert torch.equal(counts, plain(tensors))
 
 
 def test_a_kernel_that_was_asked_for_and_fails_is_an_error(device, monkeypatch):

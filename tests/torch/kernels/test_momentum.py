@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from gradscale.torch.kernels.plans import Plans
 from tests.torch.kernels.passes import (
     LION,
     SGD,
@@ -16,6 +15,7 @@ from tests.torch.kernels.passes import (
     handed,
     launched,
     momentum_lists,
+    table_for,
     three_steps,
 )
 
@@ -87,15 +87,15 @@ def test_a_skip_leaves_every_bit(device, param, grad, how, write_back):
 
 
 def test_the_first_step_that_is_taken_is_not_dampened(device):
-    lists, plans = momentum_lists(device, sizes=(4,), steps=True), Plans()
+    lists, table = momentum_lists(device, sizes=(4,), steps=True), table_for(device)
     how = SGD._replace(momentum=0.5, dampening=0.75)
     for _ in range(2):
-        launched(lists, how, handed(device, 8.0, 1.0), plans)
+        launched(lists, how, handed(device, 8.0, 1.0), table)
     assert lists.steps[0].item() == 0.0
-    launched(lists, how, handed(device, 8.0, 0.0), plans)
+    launched(lists, how, handed(device, 8.0, 0.0), table)
     assert torch.equal(lists.momenta[0], lists.grads[0] / 8.0)
     first = lists.momenta[0].clone()
-    launched(lists, how, handed(device, 8.0, 0.0), plans)
+    launched(lists, how, handed(device, 8.0, 0.0), table)
     torch.testing.assert_close(
         lists.momenta[0], 0.5 * first + 0.25 * first, rtol=1e-6, atol=0.0
     )
@@ -128,14 +128,14 @@ def test_write_back_leaves_the_divided_gradient(device, grad, maximize):
 
 
 def test_lion_without_beta1_goes_by_the_sign_of_the_gradient(device):
-    lists, plans = momentum_lists(device, sizes=(1,)), Plans()
+    lists, table = momentum_lists(device, sizes=(1,)), table_for(device)
     how = LION._replace(lr=0.25, beta1=0.0, beta2=0.5)
     lists.params[0].fill_(1.0)
     lists.grads[0].fill_(1.0)
-    launched(lists, how, handed(device), plans)
+    launched(lists, how, handed(device), table)
     # The momentum is 0.5 by now; 0.5 + (g - 0.5) would be 0.
     lists.grads[0].fill_(1e-9)
-    launched(lists, how, handed(device), plans)
+    launched(lists, how, handed(device), table)
     assert lists.params[0].item() == 0.5
 
 
@@ -150,7 +150,7 @@ def test_lion_stands_still_where_nothing_pulls(device):
 @pytest.mark.parametrize("changed", SGD_SETTINGS.values(), ids=SGD_SETTINGS)
 def test_twenty_steps_lead_where_torch_leads(device, changed):
     how = SGD._replace(**changed)
-    lists, plans = sgd_lists(device, how, sizes=(3, 70)), Plans()
+    lists, table = sgd_lists(device, how, sizes=(3, 70)), table_for(device)
     theirs = [torch.nn.Parameter(p.clone()) for p in lists.params]
     optimizer = torch.optim.SGD(theirs, lr=how.lr, fused=True, **changed)
     for step in range(20):
@@ -158,6 +158,6 @@ def test_twenty_steps_lead_where_torch_leads(device, changed):
         for param, grad in zip(theirs, lists.grads, strict=True):
             param.grad = grad / 8.0
         optimizer.step()
-        launched(lists, how, handed(device, 8.0, 0.0), plans)
+        launched(lists, how, handed(device, 8.0, 0.0), table)
     for mine, other in zip(lists.params, theirs, strict=True):
         torch.testing.assert_close(mine, other.detach(), rtol=0.0, atol=20 * 2.0**-22)

@@ -146,7 +146,7 @@ def test_f64_goes_by_the_reference(device):
 
 def test_no_tensor_at_all_is_no_trouble(device):
     nothing = AdamLists([], [], [], [], [], [], [])
-    assert not updating._walkable(nothing, "triton")
+    assert updating.kernel_layout(nothing, "triton") is None
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,13 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gradscale.torch import kernels
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import read
+from gradscale.torch.kernels import decide as deciding
 from gradscale.torch.kernels import interpreted
 from gradscale.torch.kernels import read as reading
-from gradscale.torch.kernels.pointer_table import TableCache
-from gradscale.torch.kernels.read import CHUNK, read_tensors
-from gradscale.torch.kernels.readers import Reader
-from gradscale.torch.tensor_list import addresses
+from gradscale.torch.kernels.grad_reader import GradReader
+from gradscale.torch.kernels.read import CHUNK
 from tests.torch.kernels.passes import bits, values
 from tests.torch.kernels.reads import (
     CLOSE,
@@ -26,8 +24,7 @@ from tests.torch.kernels.reads import (
     SIZES,
     assert_exact,
     dtypes,
-    exact,
-    facts_of,
+    stats_of,
 )
 
 
@@ -45,8 +42,9 @@ def test_any_number_of_tensors_is_read(device, dtype, count):
 
 def test_a_thousand_tensors_are_read(device, monkeypatch):
     if device.type == "cpu":
-        # The interpreter takes its time for every element of a chunk.
-        monkeypatch.setattr(reading, "CHUNK", 16)
+        # The interpreter takes long for every element of a chunk.
+        for module in (reading, deciding):
+            monkeypatch.setattr(module, "CHUNK", 16)
     assert_exact(values([1 + i % 13 for i in range(1000)], device))
 
 
@@ -63,7 +61,7 @@ def test_one_element_stands_out_wherever_it_is(device, dtype):
         tensor = torch.full((2 * CHUNK + 3,), 0.5, dtype=dtype, device=device)
         tensor[places[i]] = -2.0 - i
         tensors.append(tensor)
-    assert facts_of(tensors)[0].tolist() == [2.0 + i for i in range(len(places))]
+    assert stats_of(tensors)[0].tolist() == [2.0 + i for i in range(len(places))]
 
 
 @dtypes
@@ -72,7 +70,7 @@ def test_one_element_stands_out_wherever_it_is(device, dtype):
 def test_an_infinity_outweighs_all_that_is_finite(device, dtype, sign, place):
     tensor = torch.full((CHUNK + 7,), torch.finfo(dtype).max, dtype=dtype)
     tensor[place] = -math.inf if sign else math.inf
-    peaks, squares = facts_of(
+    peaks, squares = stats_of(
         [torch.ones(3, dtype=dtype, device=device), tensor.to(device)]
     )
     assert peaks.tolist() == [1.0, math.inf]
@@ -94,7 +92,7 @@ def test_a_nan_outweighs_an_infinity(device, dtype, sign, payload, place):
     tensor.view(INT[dtype])[place] = pattern
     assert tensor[place].isnan()
     tensor = tensor.to(device)
-    peaks, squares = facts_of([tensor, torch.ones(3, dtype=dtype, device=device)])
+    peaks, squares = stats_of([tensor, torch.ones(3, dtype=dtype, device=device)])
     assert peaks[0].isnan()
     assert peaks[1] == 1.0
     assert squares[0].isnan()
@@ -108,7 +106,7 @@ def test_subnormals_are_not_lost(device, dtype):
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     tensor = torch.full((100,), smallest, dtype=dtype, device=device)
     assert tensor[0] > 0.0
-    peaks, squares = facts_of([tensor, -3.0 * tensor])
+    peaks, squares = stats_of([tensor, -3.0 * tensor])
     assert peaks.tolist() == [smallest, 3.0 * smallest]
     assert squares.tolist() == pytest.approx(
         [100.0 * smallest**2, 900.0 * smallest**2], rel=CLOSE
@@ -119,7 +117,7 @@ def test_subnormals_are_not_lost(device, dtype):
 def test_zeros_of_either_sign_peak_at_plus_zero(device, dtype):
     tensors = [torch.zeros(9, dtype=dtype, device=device) for _ in range(2)]
     tensors[1].neg_()
-    peaks, squares = facts_of(tensors)
+    peaks, squares = stats_of(tensors)
     assert bits(peaks).tolist() == [0] * 8
     assert squares.tolist() == [0.0, 0.0]
 
@@ -140,12 +138,14 @@ def test_the_largest_f16_and_bf16_are_read_as_they_are(device):
     for dtype in (torch.float16, torch.bfloat16):
         top = torch.finfo(dtype).max
         tensor = torch.full((5,), -top, dtype=dtype, device=device)
-        peaks, squares = facts_of([tensor])
+        peaks, squares = stats_of([tensor])
         assert peaks.item() == top
         assert squares.item() == pytest.approx(5.0 * top**2, rel=CLOSE)
 
 
-def test_fresh_memory_full_of_nans_does_not_leak_into_the_facts(device, monkeypatch):
+def test_fresh_memory_full_of_nans_does_not_leak_into_the_statistics(
+    device, monkeypatch
+):
     tensors, empty = values((3, CHUNK + 1), device), torch.empty
 
     def poisoned(*shape, **how):
@@ -153,30 +153,7 @@ def test_fresh_memory_full_of_nans_does_not_leak_into_the_facts(device, monkeypa
         return made.fill_(math.nan if made.is_floating_point() else -1)
 
     monkeypatch.setattr(torch, "empty", poisoned)
-    table = TableCache(device, CHUNK).of([3, CHUNK + 1], [addresses(tensors)])
-    facts = read_tensors(table, torch.float32)
-    true_peaks, true_squares = exact(tensors)
-    assert torch.equal(facts.peaks.cpu(), true_peaks)
-    torch.testing.assert_close(facts.squares.cpu(), true_squares, rtol=CLOSE, atol=0.0)
-
-
-@pytest.mark.filterwarnings("ignore::gradscale.errors.GradscaleWarning")
-def test_parts_that_no_kernel_gathers_are_gathered_by_plain_operations(
-    device, monkeypatch
-):
-    def broken(*args, **constants):
-        raise RuntimeError("no ptxas")
-
-    sizes = (3, 2 * CHUNK + 1, 1, CHUNK)
-    tensors = values(sizes, device)
-    tensors[2].fill_(-math.inf)
-    monkeypatch.setattr(reading, "_gather", broken)
-    monkeypatch.setattr(kernels, "_broken", None)
-    table = TableCache(device, CHUNK).of(list(sizes), [addresses(tensors)])
-    facts = read_tensors(table, torch.float32, "auto")
-    true_peaks, true_squares = exact(tensors)
-    assert torch.equal(facts.peaks.cpu(), true_peaks)
-    torch.testing.assert_close(facts.squares.cpu(), true_squares, rtol=CLOSE, atol=0.0)
+    assert_exact(tensors)
 
 
 @st.composite
@@ -198,7 +175,7 @@ def test_any_bit_patterns_have_the_peak_of_their_largest_magnitude(device, case,
     tensor = torch.zeros(CHUNK + 40, dtype=dtype)
     ints = torch.tensor(numbers, dtype=INT[dtype])
     tensor[place : place + len(numbers)] = ints.view(dtype)[: CHUNK + 40 - place]
-    ours = facts_of([tensor.to(device)])[0]
+    ours = stats_of([tensor.to(device)])[0]
     # Of the integers, not of the floats: a rule of its own.
     magnitudes = tensor.view(INT[dtype]).long() & (
         2 ** (torch.finfo(dtype).bits - 1) - 1
@@ -222,7 +199,7 @@ def test_any_bit_patterns_have_the_peak_of_their_largest_magnitude(device, case,
 )
 def test_any_finite_values_have_the_sum_of_their_squares(device, numbers):
     tensor = torch.tensor(numbers, dtype=torch.float32)
-    squares = facts_of([tensor.to(device)])[1].item()
+    squares = stats_of([tensor.to(device)])[1].item()
     assert squares == pytest.approx(
         math.fsum(x * x for x in tensor.tolist()), rel=CLOSE
     )
@@ -238,7 +215,8 @@ def test_lists_that_are_read_together_have_tables_of_their_own(device):
         param.grad = torch.full_like(param, value)
     params[0].grad[-1] = 5.0
     gradients = collect(params, allow_fp16=False, copies={id(params[1]): 2.0})
-    ours = read(gradients, device, 2.0, Reader("triton"))
+    scale = torch.ones((), device=device)
+    ours = read(gradients, device, 2.0, GradReader("triton"), scale)
     plain = read(gradients, device, 2.0)
     assert len(ours.kinds) == 2
     assert ours.amax() == plain.amax() == 5.0

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.kernels.read import CHUNK
-from gradscale.torch.kernels.readers import Reader
 from tests.torch.kernels.passes import bits, read_by, values
 from tests.torch.kernels.reads import (
     CLOSE,
@@ -17,7 +17,7 @@ from tests.torch.kernels.reads import (
     assert_exact,
     dtypes,
     exact,
-    facts_of,
+    stats_of,
 )
 
 
@@ -57,7 +57,7 @@ def test_what_lies_in_the_gaps_is_not_read(device, dtype):
     room = torch.full((4, 6), math.nan, dtype=dtype, device=device)
     window = room[1:3, 2:5]
     window.fill_(2.0)
-    peaks, squares = facts_of([window, window.t()])
+    peaks, squares = stats_of([window, window.t()])
     assert peaks.tolist() == [2.0, 2.0]
     assert squares.tolist() == [24.0, 24.0]
 
@@ -69,7 +69,7 @@ def test_what_lies_around_a_misaligned_tensor_is_not_read(device, dtype, offset)
     inside = room[offset : offset + CHUNK + 3]
     inside.fill_(0.25)
     inside[-1] = -4.0
-    peaks, squares = facts_of([inside])
+    peaks, squares = stats_of([inside])
     assert peaks.item() == 4.0
     assert squares.item() == pytest.approx((CHUNK + 2) / 16 + 16, rel=CLOSE)
 
@@ -82,7 +82,7 @@ def test_nothing_is_written(device, dtype):
     tensors.append(room[1:3, 2:5])
     before = [bits(t) for t in (*tensors, room)]
     versions = [t._version for t in tensors]
-    facts_of(tensors)
+    stats_of(tensors)
     assert all(
         torch.equal(bits(t), old)
         for t, old in zip((*tensors, room), before, strict=True)
@@ -93,8 +93,8 @@ def test_nothing_is_written(device, dtype):
 @dtypes
 def test_two_runs_give_the_same_bits(device, dtype):
     tensors = [t.to(dtype) for t in values(SIZES, device)]
-    first = facts_of(tensors)
-    second = facts_of(tensors)
+    first = stats_of(tensors)
+    second = stats_of(tensors)
     assert torch.equal(bits(first[0]), bits(second[0]))
     assert torch.equal(bits(first[1]), bits(second[1]))
 
@@ -103,40 +103,43 @@ def test_where_a_tensor_lies_does_not_change_a_bit(device):
     source = values((CHUNK + 100,), device)[0]
     room = torch.empty(CHUNK + 101, device=device)
     room[1:].copy_(source)
-    assert [x.tolist() for x in facts_of([source])] == [
-        x.tolist() for x in facts_of([room[1:]])
+    assert [x.tolist() for x in stats_of([source])] == [
+        x.tolist() for x in stats_of([room[1:]])
     ]
+
+
+@dtypes
+@pytest.mark.parametrize("norm_type", [None, 2.0, math.inf])
+def test_kernels_read_f32_f16_and_bf16_with_these_norms(device, dtype, norm_type):
+    assert GradReader("triton").reads((device, dtype), norm_type)
 
 
 @pytest.mark.parametrize("norm_type", [1.0, 3.0])
 def test_other_norms_are_left_to_plain_operations(device, norm_type):
-    assert read_by(Reader("triton"), values((3,), device), norm_type) is None
+    assert not GradReader("triton").reads((device, torch.float32), norm_type)
 
 
 def test_f64_is_left_to_plain_operations(device):
-    tensor = torch.ones(3, dtype=torch.float64, device=device)
-    assert read_by(Reader("triton"), [tensor], 2.0) is None
+    assert not GradReader("triton").reads((device, torch.float64), 2.0)
 
 
 def test_one_reader_reads_kinds_in_turn(device):
-    reader = Reader("triton")
+    reader = GradReader("triton")
     for _ in range(2):
         for dtype in DTYPES:
             tensors = [t.to(dtype) for t in values((3, 70), device)]
-            assert torch.equal(
-                read_by(reader, tensors, None).peaks.cpu(), exact(tensors)[0]
-            )
+            assert torch.equal(read_by(reader, tensors).peaks.cpu(), exact(tensors)[0])
 
 
 def test_a_reader_sees_what_was_written_since(device):
-    reader, tensor = Reader("triton"), torch.ones(40, device=device)
-    read_by(reader, [tensor], None)
+    reader, tensor = GradReader("triton"), torch.ones(40, device=device)
+    read_by(reader, [tensor])
     tensor[39] = -7.0
-    assert read_by(reader, [tensor], None).peaks.item() == 7.0
+    assert read_by(reader, [tensor]).peaks.item() == 7.0
 
 
 def test_a_reader_sees_tensors_that_moved_shrank_and_came(device):
-    reader, room = Reader("triton"), values((100,), device)[0]
+    reader, room = GradReader("triton"), values((100,), device)[0]
     for tensors in (
         [room],
         [room[:50]],
@@ -145,5 +148,5 @@ def test_a_reader_sees_tensors_that_moved_shrank_and_came(device):
         [room[50:], room[:50]],
         [room[:1]],
     ):
-        facts = read_by(reader, tensors, 2.0)
-        assert torch.equal(facts.peaks.cpu(), exact(tensors)[0])
+        stats = read_by(reader, tensors)
+        assert torch.equal(stats.peaks.cpu(), exact(tensors)[0])

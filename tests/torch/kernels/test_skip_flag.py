@@ -7,7 +7,7 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from gradscale.torch.kernels import torch_fused_adam as standing_in
-from gradscale.torch.kernels.args import AdamHow
+from gradscale.torch.kernels.args import AdamConfig
 from gradscale.torch.kernels.torch_fused_adam import SkipFlag, StandIn
 from tests.torch.kernels.stood_in import (
     ADAMW,
@@ -19,7 +19,7 @@ from tests.torch.kernels.stood_in import (
 
 pytestmark = pytest.mark.usefixtures("few_are_many")
 MANY = 5
-HOW = AdamHow(0.1, 0.9, 0.99, 1e-8, 0.0, decoupled=True, maximize=False)
+HOW = AdamConfig(0.1, 0.9, 0.99, 1e-8, 0.0, decoupled=True, maximize=False)
 
 
 def flag_of(device, value=1.0):

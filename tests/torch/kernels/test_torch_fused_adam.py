@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradscale.torch.kernels import fused_adam
-from gradscale.torch.kernels.args import AdamHow
+from gradscale.torch.kernels.args import AdamConfig
 from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.kernels.torch_fused_adam import StandIn
 from tests.torch.kernels.stood_in import (
@@ -160,7 +160,7 @@ def test_elements_beyond_two_to_the_31st_are_reached(device, found):
     rows = [ahead + 5, -(ahead // fused_adam.CHUNK), *begins, step.data_ptr()]
     cells = torch.tensor(rows, device=device)[:, None]
     owners = torch.zeros(1, dtype=torch.int32, device=device)
-    how = AdamHow(0.1, 0.9, 0.99, 1e-8, 0.1, decoupled=True, maximize=False)
+    how = AdamConfig(0.1, 0.9, 0.99, 1e-8, 0.1, decoupled=True, maximize=False)
     powers = torch.tensor([0.9, 0.99], device=device).pow(step)
     scale, flag = (torch.tensor(x, device=device) for x in (2.0, found))
     table = Table(cells, owners, 1, 1, 1)

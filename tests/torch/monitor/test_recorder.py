@@ -138,7 +138,7 @@ class _Recording(Dataset):
         return 2
 
     def __getitem__(self, index):
-        recorder = Recorder(self.folder / f"{index}.gs")
+        recorder = Recorder(self.folder / f"{index}.gs", process=process_here)
         recorder.see(FINE, Judge().see(FINE))
         return int(recorder.path is None)
 
@@ -167,7 +167,7 @@ def test_a_forked_process_does_not_write_for_its_parent(tmp_path):
 
 def test_a_name_that_is_taken_is_refused(tmp_path):
     recorded(Recorder(tmp_path / "run.gs"), FINE)
-    with pytest.raises(StateError, match=r"run\.gs already.*GS305"):
+    with pytest.raises(StateError, match=r"run\.gs exists already.*GS305"):
         recorded(Recorder(tmp_path / "run.gs"), FINE)
 
 
@@ -214,18 +214,20 @@ def test_a_recorder_that_is_let_go_of_in_the_writing_thread_is_closed_elsewhere(
     recorder.writer.step(1, 8.0, True, "GS000")
     closed = threading.Event()
     recorder.before_end(closed.set)
-    asked = []
+    committer, threads = recorder.writer._committer, []
+    commit = committer._commit
 
-    def ask():
-        if not asked:
-            asked.append(threading.current_thread().name)
+    def commit_and_collect(*arguments):
+        if not threads:
+            threads.append(threading.current_thread().name)
             recorder.let_go()
+        return commit(*arguments)
 
-    recorder.writer.ask(ask)
+    committer._commit = commit_and_collect
     assert closed.wait(30)
     for thread in threading.enumerate():
         if thread.name == "gradscale-close":
             thread.join()
-    assert asked == [THREAD]
+    assert threads == [THREAD]
     with open_run(tmp_path / "run.gs") as run:
         assert (run.last_step, run.meta["end"]["state"]) == (1, "closed")

@@ -6,7 +6,7 @@ import torch
 import gradscale.torch.optim.adam
 from gradscale.errors import StateError
 from gradscale.torch.optim import SGD, AdamW
-from gradscale.torch.optim.batch import Batch
+from gradscale.torch.optim.batches import Batch
 from tests.torch.optim.streams import (
     KINDS,
     everything,

@@ -1,7 +1,8 @@
-"""Real processes that run the same cases in the same order, over gloo.
+"""Runs the same cases in the same order on real ranks, over gloo.
 
 A module of cases has a table `CASES` from names to functions of the rank. `seen_by`
-starts the processes and returns what each of them saw.
+starts the ranks and returns their results. The module is imported once, in a launcher
+process that forks the ranks: importing torch takes longer than most cases.
 """
 
 import datetime
@@ -9,16 +10,18 @@ import importlib
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[3]
-# A rank that waits for another in vain is an error, and soon.
+# A rank that waits longer for another one fails.
 PATIENCE = datetime.timedelta(seconds=60)
 
 
@@ -45,25 +48,22 @@ def without_gpu():
 
 
 def seen_by(module, ranks, folder, timeout=280):
-    """Run a module's cases in so many processes; return what they saw, by case."""
+    """Run a module's cases on several ranks; return the results of each, by case."""
     command = [sys.executable, "-m", __name__, module, str(ranks), str(folder)]
-    running = [
-        subprocess.Popen([*command, str(rank)], cwd=ROOT, env=without_gpu())
-        for rank in range(ranks)
-    ]
+    launcher = subprocess.Popen(
+        command, cwd=ROOT, env=without_gpu(), start_new_session=True
+    )
     try:
-        for process in running:
-            process.wait(timeout=timeout)
+        launcher.wait(timeout=timeout)
     finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    silent = {
-        rank: process.returncode
-        for rank, process in enumerate(running)
-        if not (folder / f"{rank}.json").exists()
-    }
-    assert not silent, f"ranks that ended before they wrote, and how: {silent}"
+        # The ranks are in the launcher's process group.
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    silent = [rank for rank in range(ranks) if not (folder / f"{rank}.json").exists()]
+    exits = folder / "exits.json"
+    codes = json.loads(exits.read_text()) if exits.exists() else launcher.returncode
+    assert not silent, f"ranks {silent} wrote no results; exit codes: {codes}"
     return written_in(folder, module, ranks)
 
 
@@ -94,9 +94,24 @@ def plain(value):
     return value
 
 
-def main(module: str, ranks: int, folder: Path, rank: int) -> None:
-    """Run every case and write down what this rank saw."""
+def launch(module: str, ranks: int, folder: Path) -> None:
+    """Import the cases, fork the ranks, and write their exit codes."""
+    # Before any operation: a forked thread pool would hang.
     torch.set_num_threads(1)
+    importlib.import_module(module)
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if not child:
+            run_cases(module, ranks, folder, rank)
+            return
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    (folder / "exits.json").write_text(json.dumps(codes))
+
+
+def run_cases(module: str, ranks: int, folder: Path, rank: int) -> None:
+    """Run every case and write the results of this rank."""
     warnings.simplefilter("ignore")
     dist.init_process_group(
         "gloo",
@@ -111,11 +126,11 @@ def main(module: str, ranks: int, folder: Path, rank: int) -> None:
             seen[name] = plain(run(rank))
         except Exception as error:
             seen[name] = {"failed": f"{type(error).__name__}: {error}"}
-            # The ranks no longer stand at the same call: the rest means nothing.
+            # The ranks are out of step: further cases would hang.
             break
     (folder / f"{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    launch(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))

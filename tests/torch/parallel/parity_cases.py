@@ -1,4 +1,4 @@
-"""Cases of `test_parity`: a hundred steps in parallel, and the same in one process."""
+"""Cases of `test_parity`: forty steps in parallel, and the same in one process."""
 
 import random
 from functools import cache
@@ -21,7 +21,7 @@ from tests.torch.parallel.models import (
 )
 
 CASES = Cases()
-STEPS = 100
+STEPS = 40
 ROWS, POSITIONS = 4, 4
 
 

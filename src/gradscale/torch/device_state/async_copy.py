@@ -156,25 +156,21 @@ class RowCopies:
         assert self._sheet is not None
         tally, ring = split_sheet(self._sheet.cpu())
         started, self._started = self._started, 0
-        steps = int(tally[0])
+        steps = tally.tolist()[0]
         first = max(self._read, steps - RING)
         self.lost += first - self._read
         self._read, replayed = steps, steps - started
         seen = replayed == self._replayed
         self._replayed = replayed
         return [
-            _host_row(
-                ring[(step - 1) % RING].tolist(),
-                step,
+            HostRow(
+                row.record(step),
+                row.refused != 0.0,
                 step - replayed if seen or step == steps else None,
             )
             for step in range(first + 1, steps + 1)
+            for row in [StepRow(*ring[(step - 1) % RING].tolist())]
         ]
-
-
-def _host_row(values: list[float], step: int, update: int | None) -> HostRow:
-    row = StepRow(*values)
-    return HostRow(row.record(step), row.refused != 0.0, update)
 
 
 def _start_copy(source: Tensor, pinned: Tensor) -> torch.cuda.Event:

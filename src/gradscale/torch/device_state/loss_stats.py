@@ -10,12 +10,6 @@ from gradscale.torch.devices import to_device
 LARGEST_LOSS = 4096
 
 
-def is_scalar_loss(output: Tensor) -> bool:
-    """Return whether an output is one number."""
-    strided = output.layout is torch.strided
-    return strided and output.numel() == 1 and output.is_floating_point()
-
-
 def note_loss_(
     output: Tensor, scale: Tensor, state: DeviceState, *, first: bool
 ) -> bool:
@@ -30,16 +24,16 @@ def note_loss_(
     Returns:
         Whether it is a scalar loss.
     """
-    fields = state.fields
-    scalar = is_scalar_loss(output)
-    loss = output.detach()
+    fields, loss = state.fields, output.detach()
+    strided, numel = output.layout is torch.strided, output.numel()
+    scalar = strided and numel == 1 and output.is_floating_point()
     if scalar:
         if loss.dim() or loss.dtype is not torch.float32 or loss.device != scale.device:
             loss = to_device(loss.reshape(()), scale.device)
         # 0 * x is 0 for finite x, else NaN. In the loss's own dtype: an f64 loss may be
         # finite and above the largest f32.
         fields.loss_trace.add_(0.0 * loss)
-    elif output.numel() <= LARGEST_LOSS and output.layout is torch.strided:
+    elif strided and numel <= LARGEST_LOSS:
         values = torch.view_as_real(loss) if loss.is_complex() else loss
         fields.loss_trace.add_(to_device((0.0 * values).sum(), scale.device))
     state.used_scale.copy_(scale)

@@ -165,10 +165,12 @@ def _move(
     """Move the scale by the rule: on host numbers where they are, else on tensors."""
     here: Any = scaling
     where: Any = torch.where
-    skip, trace = whole.skip, state.fields.loss_trace
+    skip: Any = whole.skip
+    trace: Any = state.fields.loss_trace
     if skip.device.type == "cpu" and not torch.compiler.is_compiling():
         here = type(scaling)(*map(host_value, scaling))
-        skip, trace, where = host_value(skip), host_value(trace), _choose
+        skip, where = host_value(skip), _choose
+        trace = host_value(trace) if hold_on_bad_loss else 0.0
     observed = Observed(finite=skip == 0.0, amax=0.0, loss_finite=trace == 0.0)
     moved = policy.next_state(here, observed, where)
     # In place: a captured graph holds these very tensors.

@@ -2,7 +2,7 @@
 
 Restates `DynamicScale.next_state` and the plain operations of
 `gradscale.torch.device_state.update`, and is tested against both in
-tests/torch/kernels/test_update.py. All is f32: factors that are powers of two give the
+tests/torch/device_state/test_update_kernel.py. All is f32: factors that are powers of two give the
 rule's scales bit for bit, others are within one ulp a move.
 """
 

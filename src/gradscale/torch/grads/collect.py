@@ -1,5 +1,6 @@
 """Collecting the gradients of some parameters, or refusing them by name."""
 
+from array import array
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from operator import attrgetter
@@ -15,6 +16,7 @@ from gradscale.torch.names import names_of
 from gradscale.torch.tensor_list import REAL_DTYPES, GradSnapshot, Numbers
 
 _GRAD, _DTYPE, _NBYTES = map(attrgetter, ("grad", "dtype", "nbytes"))
+_VERSION = attrgetter("_version")
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 
 
@@ -75,15 +77,15 @@ def _collect_plain(params: list[Tensor], allow_fp16: bool) -> GradSnapshot | Non
     if len(dtypes) > 1 or not dtypes <= accepted:
         return None
     try:
-        begins = tensor_list.addresses(tensors)
+        begins = array("q", list(map(Tensor.data_ptr, tensors)))
         contiguous = all(map(Tensor.is_contiguous, tensors))
     except RuntimeError:
         # A sparse tensor has neither.
         return None
     if not contiguous or not _are_apart(tensors, begins):
         return None
-    numels = tensor_list.numbers(map(Tensor.numel, tensors))
-    versions = tensor_list.versions(tensors)
+    numels = array("q", list(map(Tensor.numel, tensors)))
+    versions = array("q", list(map(_VERSION, tensors)))
     kind = tensors[0].device, tensors[0].dtype
     return GradSnapshot(params, tensors, begins, versions, numels, kind, len(tensors))
 
@@ -150,9 +152,9 @@ def _collect_any(
     if halves:
         raise _fp16_refused(halves, names)
     # torch.compile knows no arrays; while it traces there is nothing in them.
-    begins = addresses if tracing else tensor_list.numbers(addresses)
-    marks = versions if tracing else tensor_list.numbers(versions)
-    sizes = [] if tracing else tensor_list.numbers(map(Tensor.numel, tensors))
+    begins: Any = addresses if tracing else array("q", addresses)
+    marks: Any = versions if tracing else array("q", versions)
+    sizes: Any = [] if tracing else array("q", list(map(Tensor.numel, tensors)))
     gradients = GradSnapshot(
         owners, tensors, begins, marks, sizes, None, present, shared
     )

@@ -14,6 +14,7 @@ SMALL = 16384
 # cache: half the time of two reads, benchmarks/results/step_cpu.json.
 CHUNK = 2**20
 
+_HALVES = (torch.float16, torch.bfloat16)
 # The largest magnitude; that of each, or None; the norm, if it was asked for.
 PlainStats = tuple[Tensor, Tensor | None, Tensor | None]
 
@@ -46,7 +47,9 @@ def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
         if add_squares:
             # Right after, while the piece is in the cache: one read of the memory.
             squares.append(torch.dot(piece, piece))
-    peak = torch.stack(extremes).abs_().amax().to(_at_least_f32(dtype))
+    peak = torch.stack(extremes).abs_().amax()
+    if dtype in _HALVES:
+        peak = peak.float()
     highest = host_value(peak)
     # Only a peak beyond this can be a culprit, now or when it is unscaled.
     harmless = highest <= torch.finfo(dtype).max * 2.0**-32

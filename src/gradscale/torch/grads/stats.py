@@ -107,10 +107,10 @@ class GradStats:
             return self.agreed.groups
         # functools.cached_property has a lock, which torch.compile refuses.
         if self._groups is None:
-            self._groups = [
-                (kind.dtype, to_device(kind.largest(), self.home))
-                for kind in self.kinds
-            ]
+            peaks = [(kind.dtype, kind.largest()) for kind in self.kinds]
+            if len(peaks) > 1 or peaks[0][1].device != self.home:
+                peaks = [(dtype, to_device(p, self.home)) for dtype, p in peaks]
+            self._groups = peaks
         return self._groups
 
     @property
@@ -120,7 +120,9 @@ class GradStats:
             return self.agreed.norm
         if self._norm is None and self.norm_type is not None and self.kinds:
             order = self.norm_type
-            norms = [to_device(k.norm_of(order), self.home) for k in self.kinds]
+            norms = [kind.norm_of(order) for kind in self.kinds]
+            if len(norms) > 1 or norms[0].device != self.home:
+                norms = [to_device(norm, self.home) for norm in norms]
             self._norm = combine_norms(norms, order)
         return self._norm
 
@@ -222,7 +224,12 @@ def read(
     """
     kinds = []
     decision = None
-    groups = _groups_of(gradients)
+    groups: Sequence[tuple[Kind, Sequence[int], list[Tensor]]]
+    if gradients.kind is None:
+        groups = by_kind(gradients.tensors, gradients.copies)
+    else:
+        every = range(len(gradients.tensors))
+        groups = [(gradients.kind, every, gradients.tensors)]
     begins = None if gradients.kind is None else gradients.addresses
     for place, (kind, positions, tensors) in enumerate(groups):
         if reader is not None and scale is not None and reader.reads(kind, norm_type):
@@ -245,15 +252,6 @@ def read(
     if len(kinds) > 1 or groups[0][0][0] != home:
         decision = None
     return GradStats(gradients.params, kinds, home, norm_type, decision)
-
-
-def _groups_of(
-    gradients: GradSnapshot,
-) -> Sequence[tuple[Kind, Sequence[int], list[Tensor]]]:
-    if gradients.kind is None:
-        return by_kind(gradients.tensors, gradients.copies)
-    positions = range(len(gradients.tensors))
-    return [(gradients.kind, positions, gradients.tensors)]
 
 
 def by_kind(

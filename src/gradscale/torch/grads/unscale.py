@@ -10,15 +10,6 @@ from gradscale.torch.grads.stats import by_kind
 from gradscale.torch.tensor_list import Kind
 
 
-def inverse(scale: Tensor) -> Tensor:
-    """Return `1 / scale`, f32[]; exact for powers of two.
-
-    IEEE division in f32 is already correctly rounded: no f64, which MPS and some XPU
-    devices do not have.
-    """
-    return scale.reciprocal()
-
-
 @torch.no_grad()
 def multiply_(
     tensors: Sequence[Tensor], multiplier: Tensor, kind: Kind | None = None
@@ -32,8 +23,14 @@ def multiply_(
         multiplier: f32[] or f32[1], on any device.
         kind: Device and dtype of all of them, if that is known.
     """
-    for (device, dtype), group in _groups(tensors, kind):
-        here = to_device(multiplier, device)
+    if kind is not None:
+        groups = [(kind, list(tensors))]
+    else:
+        groups = [(found, group) for found, _, group in by_kind(tensors)]
+    for (device, dtype), group in groups:
+        here = multiplier
+        if here.device != device:
+            here = to_device(multiplier, device)
         if dtype is torch.bfloat16 and device.type != "cpu":
             # The op below has no bf16 kernel on CUDA in torch 2.11 and 2.13.
             for tensor in group:
@@ -44,11 +41,3 @@ def multiply_(
             torch._amp_foreach_non_finite_check_and_unscale_(
                 group, torch.zeros_like(here), here
             )
-
-
-def _groups(
-    tensors: Sequence[Tensor], kind: Kind | None
-) -> list[tuple[Kind, list[Tensor]]]:
-    if kind is not None:
-        return [(kind, list(tensors))]
-    return [(found, group) for found, _, group in by_kind(tensors)]

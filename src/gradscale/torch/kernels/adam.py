@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels.args import AdamHow, Handed
+from gradscale.torch.kernels.args import CHUNK, AdamConfig, AmpArgs
 from gradscale.torch.kernels.launch import launched
 from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.kernels.pointers import (
@@ -25,8 +25,6 @@ from gradscale.torch.kernels.pointers import (
 )
 from gradscale.torch.kernels.read import TRITON_DTYPES
 
-# Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
-CHUNK = 1024
 WARPS = 4
 
 
@@ -34,8 +32,8 @@ def launch_(
     table: Table,
     param_dtype: torch.dtype,
     grad_dtype: torch.dtype,
-    how: AdamHow,
-    handed: Handed,
+    config: AdamConfig,
+    amp: AmpArgs,
     *,
     masters: bool,
     amsgrad: bool,
@@ -46,10 +44,10 @@ def launch_(
         table: Rows: parameters, gradients, exp_avg, exp_avg_sq, then max_exp_avg_sq
             and masters where there are any, then steps.
         param_dtype, grad_dtype: f32, f16 or bf16.
-        how, handed: As in `reference.adam_`.
+        config, amp: As in `reference.adam_`.
         masters, amsgrad: Whether there are such rows.
     """
-    lr, scale, found = how.lr, handed.grad_scale, handed.found_inf
+    lr, scale, found = config.lr, amp.grad_scale, amp.found_inf
     # An argument that is not looked at.
     unused = table.cells
     _adam(
@@ -64,26 +62,26 @@ def launch_(
         (
             table.tensors,
             0.0 if isinstance(lr, Tensor) else float(lr),
-            float(how.beta1),
-            1.0 - how.beta1,
-            float(how.beta2),
-            1.0 - how.beta2,
-            log_of(how.beta1),
-            log_of(how.beta2),
-            float(how.eps),
-            float(how.weight_decay),
+            float(config.beta1),
+            1.0 - config.beta1,
+            float(config.beta2),
+            1.0 - config.beta2,
+            log_of(config.beta1),
+            log_of(config.beta2),
+            float(config.eps),
+            float(config.weight_decay),
         ),
         PARAM=TRITON_DTYPES[param_dtype],
         GRAD=TRITON_DTYPES[grad_dtype],
         LR_TENSOR=isinstance(lr, Tensor),
         SCALED=scale is not None,
         CHECKED=found is not None,
-        DECAY=how.weight_decay != 0.0,
-        DECOUPLED=how.decoupled,
-        MAXIMIZE=how.maximize,
+        DECAY=config.weight_decay != 0.0,
+        DECOUPLED=config.decoupled,
+        MAXIMIZE=config.maximize,
         MASTERS=masters,
         AMSGRAD=amsgrad,
-        WRITE_BACK=handed.write_back and scale is not None,
+        WRITE_BACK=amp.write_back and scale is not None,
         CHUNK=CHUNK,
     )
 

@@ -1,26 +1,28 @@
-"""The tensors that an optimizer's pass walks over together."""
+"""The arguments of an optimizer pass: lists of tensors, settings, AMP scalars."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
 
-from gradscale.torch.tensor_list import Numbers
+# The number of elements that a program of an optimizer pass processes: swept in
+# benchmarks/results/kernels_h200.json.
+CHUNK = 1024
 
 
 class AdamLists(NamedTuple):
-    """What Adam and AdamW walk over: one entry for each parameter with a gradient.
+    """The tensors of Adam and AdamW, one entry for each parameter with a gradient.
 
-    Within one value all parameters have one dtype and device, and so have all
-    gradients. The entries of one parameter have one shape, but perhaps other strides.
+    All parameters have one dtype and device, and so have all gradients. The entries of
+    one parameter have one shape, but may have different strides.
 
     Attributes:
         params: f32[...], or f16[...] and bf16[...] where `masters` is not empty.
-        grads: float[...] each; never written but where `write_back` is asked for.
+        grads: float[...] each; written only with `write_back`.
         exp_avgs, exp_avg_sqs: f32[...] each.
         max_exp_avg_sqs: f32[...] each; empty without amsgrad.
-        masters: f32[...] each, the exact parameters; empty where they are f32.
-        steps: f32[] each, how many steps were taken; counted up where one is.
+        masters: f32[...] each, the exact parameters; empty where these are f32.
+        steps: f32[] each, the number of steps taken; incremented by a step.
     """
 
     params: list[Tensor]
@@ -33,13 +35,12 @@ class AdamLists(NamedTuple):
 
 
 class MomentumLists(NamedTuple):
-    """What SGD and Lion walk over; as in `AdamLists`.
+    """The tensors of SGD and Lion, with the conditions of `AdamLists`.
 
     Attributes:
         params, grads, masters: As in `AdamLists`.
         momenta: f32[...] each; empty for SGD without momentum.
-        steps: f32[] each, as in `AdamLists`; empty where nobody asks for the count,
-            that is but for SGD with momentum and dampening.
+        steps: As in `AdamLists`; empty except for SGD with momentum and dampening.
     """
 
     params: list[Tensor]
@@ -49,14 +50,14 @@ class MomentumLists(NamedTuple):
     steps: list[Tensor]
 
 
-class AdamHow(NamedTuple):
-    """The settings of one pass of Adam.
+class AdamConfig(NamedTuple):
+    """The settings of a pass of Adam.
 
     Attributes:
         lr: A number, or f32[], for f64 parameters f64[], on their device.
         beta1, beta2, eps, weight_decay: As in `torch.optim.Adam`.
         decoupled: Weight decay as in AdamW.
-        maximize: Climb.
+        maximize: Ascend instead of descend.
     """
 
     lr: float | Tensor
@@ -68,8 +69,8 @@ class AdamHow(NamedTuple):
     maximize: bool
 
 
-class SgdHow(NamedTuple):
-    """The settings of one pass of SGD; as in `torch.optim.SGD`."""
+class SgdConfig(NamedTuple):
+    """The settings of a pass of SGD; as in `torch.optim.SGD`."""
 
     lr: float | Tensor
     momentum: float
@@ -79,15 +80,15 @@ class SgdHow(NamedTuple):
     maximize: bool
 
 
-class LionHow(NamedTuple):
-    """The settings of one pass of Lion.
+class LionConfig(NamedTuple):
+    """The settings of a pass of Lion.
 
     Attributes:
         lr: A number, or f32[] on the device of the parameters.
         beta1: Of the direction: sign(beta1 * momentum + (1 - beta1) * gradient).
         beta2: Of the momentum.
-        weight_decay: Decoupled, times lr.
-        maximize: Climb.
+        weight_decay: Decoupled, multiplied by lr.
+        maximize: Ascend instead of descend.
     """
 
     lr: float | Tensor
@@ -97,18 +98,15 @@ class LionHow(NamedTuple):
     maximize: bool
 
 
-class Handed(NamedTuple):
-    """What a scaler hands to an optimizer for one step.
+class AmpArgs(NamedTuple):
+    """The arguments that a gradient scaler passes to a step.
 
     Attributes:
-        grad_scale: f32[], what the gradients are divided by; None is 1.
-        found_inf: f32[], 0 to step, all else leaves everything untouched; None is 0.
+        grad_scale: f32[], the divisor of the gradients; None is 1.
+        found_inf: f32[], 0 to step, any other value to change nothing; None is 0.
         write_back: Write the divided gradients into the gradients.
-        grads_at: Where the gradients begin, if somebody has just looked; they are then
-            contiguous. None if nobody has.
     """
 
     grad_scale: Tensor | None
     found_inf: Tensor | None
     write_back: bool
-    grads_at: Numbers | None = None

@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from gradscale.torch import tensor_list
-from gradscale.torch.kernels import Kernels, fall_back, on, plain_histogram, usable
-from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
-from gradscale.torch.kernels.pointer_table import TableCache
+from gradscale.torch.kernels import Kernels, on, plain_histogram, usable
+from gradscale.torch.kernels.pointer_table import (
+    KERNEL_DTYPES,
+    PointerTable,
+    is_dense,
+)
 
 
 class Counter:
@@ -19,7 +22,7 @@ class Counter:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._caches: dict[tuple[torch.device, torch.dtype], TableCache] = {}
+        self._caches: dict[tuple[torch.device, torch.dtype], PointerTable] = {}
 
     @torch.no_grad()
     def count(
@@ -33,13 +36,8 @@ class Counter:
         """
         device, dtype = kind
         if dtype in KERNEL_DTYPES and usable(self._kernels, device):
-            try:
-                with on(device):
-                    return self._launch(tensors, kind)
-            except Exception as error:
-                # Whatever the compiler or the driver says, the run goes on: nothing
-                # but fresh memory was written.
-                fall_back(error, self._kernels)
+            with on(device):
+                return self._launch(tensors, kind)
         return plain_histogram.count_tensors(tensors)
 
     def _launch(
@@ -48,7 +46,7 @@ class Counter:
         from gradscale.torch.kernels import histogram
 
         if kind not in self._caches:
-            self._caches[kind] = TableCache(kind[0], histogram.CHUNK)
+            self._caches[kind] = PointerTable(kind[0], histogram.CHUNK)
         # The order of the elements does not matter, gaps between them do.
         filled = [t if is_dense(t) else t.contiguous() for t in tensors]
         numels = tensor_list.numbers(map(Tensor.numel, filled))

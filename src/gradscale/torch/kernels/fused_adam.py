@@ -15,20 +15,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels.args import AdamHow
+from gradscale.torch.kernels.args import CHUNK, AdamConfig
 from gradscale.torch.kernels.launch import launched
 from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.kernels.pointers import address, locate, pointer, within
 
-# Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json. By 512
-# and 2 it is 2 % faster there, 0.2 % in a step, and the table is twice as long.
-CHUNK = 1024
 WARPS = 4
 
 
 def adam_(
     table: Table,
-    how: AdamHow,
+    config: AdamConfig,
     powers: Tensor,
     grad_scale: Tensor | None,
     found_inf: Tensor,
@@ -40,13 +37,13 @@ def adam_(
     Args:
         table: Of f32 tensors. Rows: parameters, gradients, exp_avg, exp_avg_sq, then
             max_exp_avg_sq where there is any, then steps.
-        how: The settings.
+        config: The settings.
         powers: f32[2], beta1 and beta2 to the count of the first tensor.
         grad_scale: f32[], what the gradients are divided by; None to leave them.
         found_inf: f32[], 1 to skip the step, else 0.
         amsgrad: Whether there is such a row.
     """
-    lr = how.lr
+    lr = config.lr
     # An argument that is not looked at.
     unused = table.cells
     _adam(
@@ -62,16 +59,16 @@ def adam_(
         (
             table.tensors,
             0.0 if isinstance(lr, Tensor) else float(lr),
-            float(how.beta1),
-            float(how.beta2),
-            float(how.eps),
-            float(how.weight_decay),
+            float(config.beta1),
+            float(config.beta2),
+            float(config.eps),
+            float(config.weight_decay),
         ),
         LR_TENSOR=isinstance(lr, Tensor),
         SCALED=grad_scale is not None,
-        DECAY=how.weight_decay != 0.0,
-        DECOUPLED=how.decoupled,
-        MAXIMIZE=how.maximize,
+        DECAY=config.weight_decay != 0.0,
+        DECOUPLED=config.decoupled,
+        MAXIMIZE=config.maximize,
         AMSGRAD=amsgrad,
         CHUNK=CHUNK,
     )

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gradscale.torch.kernels import Kernels, on, usable
-from gradscale.torch.kernels.plans import KERNEL_DTYPES, is_dense
-from gradscale.torch.kernels.pointer_table import TableCache
+from gradscale.torch.kernels.pointer_table import (
+    KERNEL_DTYPES,
+    PointerTable,
+    is_dense,
+)
 from gradscale.torch.kernels.reference import Decision, TensorStats
 from gradscale.torch.tensor_list import Kind, Numbers, addresses
 
@@ -17,7 +20,7 @@ class GradReader:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._tables: dict[tuple[Kind, int], TableCache] = {}
+        self._tables: dict[tuple[Kind, int], PointerTable] = {}
 
     def reads(self, kind: Kind, norm_type: float | None) -> bool:
         """Return whether kernels read gradients of this kind, with such a norm."""
@@ -51,7 +54,7 @@ class GradReader:
 
         device, dtype = kind
         if (kind, place) not in self._tables:
-            self._tables[kind, place] = TableCache(device, CHUNK)
+            self._tables[kind, place] = PointerTable(device, CHUNK)
         if begins is None:
             if not all(map(Tensor.is_contiguous, tensors)):
                 # The order of the elements does not matter, gaps between them do.

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels.args import Handed, LionHow, SgdHow
+from gradscale.torch.kernels.args import CHUNK, AmpArgs, LionConfig, SgdConfig
 from gradscale.torch.kernels.launch import launched
 from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.kernels.pointers import (
@@ -22,8 +22,6 @@ from gradscale.torch.kernels.pointers import (
 )
 from gradscale.torch.kernels.read import TRITON_DTYPES
 
-# As in adam.py, whose pass moves more bytes for each element.
-CHUNK = 1024
 WARPS = 4
 
 
@@ -31,8 +29,8 @@ def launch_(
     table: Table,
     param_dtype: torch.dtype,
     grad_dtype: torch.dtype,
-    how: SgdHow | LionHow,
-    handed: Handed,
+    config: SgdConfig | LionConfig,
+    amp: AmpArgs,
     *,
     masters: bool,
     momenta: bool,
@@ -44,17 +42,17 @@ def launch_(
         table: Rows: parameters, gradients, then momenta, masters and steps, each where
             there are any.
         param_dtype, grad_dtype: f32, f16 or bf16.
-        how, handed: As in `reference.sgd_` and `reference.lion_`.
+        config, amp: As in `reference.sgd_` and `reference.lion_`.
         masters, momenta, steps: Whether there are such rows.
     """
-    lr, scale, found = how.lr, handed.grad_scale, handed.found_inf
+    lr, scale, found = config.lr, amp.grad_scale, amp.found_inf
     lion = nesterov = False
-    if isinstance(how, LionHow):
-        lion, stay, turn = True, how.beta1, 1.0 - how.beta1
-        keep, take = how.beta2, 1.0 - how.beta2
+    if isinstance(config, LionConfig):
+        lion, stay, turn = True, config.beta1, 1.0 - config.beta1
+        keep, take = config.beta2, 1.0 - config.beta2
     else:
-        nesterov, stay, turn = how.nesterov, 0.0, 0.0
-        keep, take = how.momentum, 1.0 - how.dampening
+        nesterov, stay, turn = config.nesterov, 0.0, 0.0
+        keep, take = config.momentum, 1.0 - config.dampening
     # An argument that is not looked at.
     unused = table.cells
     _momentum(
@@ -73,21 +71,21 @@ def launch_(
             float(take),
             float(stay),
             float(turn),
-            float(how.weight_decay),
+            float(config.weight_decay),
         ),
         PARAM=TRITON_DTYPES[param_dtype],
         GRAD=TRITON_DTYPES[grad_dtype],
         LR_TENSOR=isinstance(lr, Tensor),
         SCALED=scale is not None,
         CHECKED=found is not None,
-        DECAY=how.weight_decay != 0.0,
+        DECAY=config.weight_decay != 0.0,
         LION=lion,
         NESTEROV=nesterov,
-        MAXIMIZE=how.maximize,
+        MAXIMIZE=config.maximize,
         MASTERS=masters,
         MOMENTA=momenta,
         STEPS=steps,
-        WRITE_BACK=handed.write_back and scale is not None,
+        WRITE_BACK=amp.write_back and scale is not None,
         CHUNK=CHUNK,
     )
 

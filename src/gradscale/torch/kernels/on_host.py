@@ -14,12 +14,12 @@ from torch import Tensor
 from gradscale.torch.devices import host_value
 from gradscale.torch.kernels import reference
 from gradscale.torch.kernels.args import (
-    AdamHow,
+    AdamConfig,
     AdamLists,
-    Handed,
-    LionHow,
+    AmpArgs,
+    LionConfig,
     MomentumLists,
-    SgdHow,
+    SgdConfig,
 )
 
 _DTYPE = attrgetter("dtype")
@@ -41,17 +41,17 @@ def fits(lists: AdamLists | MomentumLists) -> bool:
     )
 
 
-def adam_(lists: AdamLists, how: AdamHow, handed: Handed) -> None:
+def adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
     """Step by Adam or AdamW, or leave all untouched."""
-    if _is_skipped(handed):
+    if _is_skipped(amp):
         return
     reference.count_(lists.steps, None)
-    lr = _number(how.lr)
-    for piece in _pieces(lists, handed):
+    lr = _number(config.lr)
+    for piece in _pieces(lists, amp):
         exact, grads, exp_avgs, exp_avg_sqs, largest, steps = piece
-        if how.decoupled:
+        if config.decoupled:
             # Not a factor next to 1: its rounding would be a decay of its own.
-            torch._foreach_add_(exact, exact, alpha=-lr * how.weight_decay)
+            torch._foreach_add_(exact, exact, alpha=-lr * config.weight_decay)
         torch._fused_adam_(
             exact,
             grads,
@@ -60,22 +60,22 @@ def adam_(lists: AdamLists, how: AdamHow, handed: Handed) -> None:
             largest,
             steps,
             lr=lr,
-            beta1=how.beta1,
-            beta2=how.beta2,
-            weight_decay=0.0 if how.decoupled else how.weight_decay,
-            eps=how.eps,
+            beta1=config.beta1,
+            beta2=config.beta2,
+            weight_decay=0.0 if config.decoupled else config.weight_decay,
+            eps=config.eps,
             amsgrad=bool(largest),
-            maximize=how.maximize,
+            maximize=config.maximize,
         )
     _round(lists)
 
 
-def sgd_(lists: MomentumLists, how: SgdHow, handed: Handed) -> None:
+def sgd_(lists: MomentumLists, config: SgdConfig, amp: AmpArgs) -> None:
     """Step by SGD, or leave all untouched."""
-    if _is_skipped(handed):
+    if _is_skipped(amp):
         return
-    lr = _number(how.lr)
-    for exact, grads, momenta, steps in _pieces(lists, handed):
+    lr = _number(config.lr)
+    for exact, grads, momenta, steps in _pieces(lists, amp):
         # The first step that is taken is not dampened.
         first = [_number(step) == 0.0 for step in steps] or [False] * len(exact)
         for is_first in set(first):
@@ -84,36 +84,36 @@ def sgd_(lists: MomentumLists, how: SgdHow, handed: Handed) -> None:
                 [exact[i] for i in chosen],
                 [grads[i] for i in chosen],
                 [momenta[i] for i in chosen] if momenta else [],
-                weight_decay=how.weight_decay,
-                momentum=how.momentum,
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
                 lr=lr,
-                dampening=how.dampening,
-                nesterov=how.nesterov,
-                maximize=how.maximize,
+                dampening=config.dampening,
+                nesterov=config.nesterov,
+                maximize=config.maximize,
                 is_first_step=is_first,
             )
     reference.count_(lists.steps, None)
     _round(lists)
 
 
-def lion_(lists: MomentumLists, how: LionHow, handed: Handed) -> None:
+def lion_(lists: MomentumLists, config: LionConfig, amp: AmpArgs) -> None:
     """Step by Lion, or leave all untouched."""
-    if _is_skipped(handed):
+    if _is_skipped(amp):
         return
-    lr = _number(how.lr)
-    for exact, grads, momenta, _ in _pieces(lists, handed):
-        if how.maximize:
+    lr = _number(config.lr)
+    for exact, grads, momenta, _ in _pieces(lists, amp):
+        if config.maximize:
             grads = list(torch._foreach_neg(grads))
-        directions = torch._foreach_lerp(momenta, grads, 1.0 - how.beta1)
+        directions = torch._foreach_lerp(momenta, grads, 1.0 - config.beta1)
         torch._foreach_sign_(directions)
-        torch._foreach_add_(exact, exact, alpha=-lr * how.weight_decay)
+        torch._foreach_add_(exact, exact, alpha=-lr * config.weight_decay)
         torch._foreach_add_(exact, directions, alpha=-lr)
-        torch._foreach_lerp_(momenta, grads, 1.0 - how.beta2)
+        torch._foreach_lerp_(momenta, grads, 1.0 - config.beta2)
     _round(lists)
 
 
 def _pieces(
-    lists: AdamLists | MomentumLists, handed: Handed
+    lists: AdamLists | MomentumLists, amp: AmpArgs
 ) -> Iterator[list[list[Tensor]]]:
     """Yield exact parameters, unscaled gradients, state and steps, piece by piece."""
     exact = lists.masters or lists.params
@@ -136,22 +136,22 @@ def _pieces(
             held[-1] += steps[place : place + 1]
             size += part[0].numel()
             if size >= PIECE:
-                yield _unscaled(held, handed)
+                yield _unscaled(held, amp)
                 held, size = [[] for _ in columns], 0
     if held[0]:
-        yield _unscaled(held, handed)
+        yield _unscaled(held, amp)
 
 
 def _split(tensor: Tensor) -> tuple[Tensor, ...]:
     return tensor.view(-1).split(PIECE)
 
 
-def _unscaled(held: list[list[Tensor]], handed: Handed) -> list[list[Tensor]]:
+def _unscaled(held: list[list[Tensor]], amp: AmpArgs) -> list[list[Tensor]]:
     exact, grads, *others = held
     wide = [grad.to(exact[0].dtype) for grad in grads]
-    if handed.grad_scale is not None:
-        wide = list(torch._foreach_div(wide, _number(handed.grad_scale)))
-        if handed.write_back:
+    if amp.grad_scale is not None:
+        wide = list(torch._foreach_div(wide, _number(amp.grad_scale)))
+        if amp.write_back:
             torch._foreach_copy_(grads, wide)
     return [exact, wide, *others]
 
@@ -165,8 +165,8 @@ def _round(lists: AdamLists | MomentumLists) -> None:
         torch.autograd.graph.increment_version(lists.params)
 
 
-def _is_skipped(handed: Handed) -> bool:
-    return handed.found_inf is not None and _number(handed.found_inf) != 0.0
+def _is_skipped(amp: AmpArgs) -> bool:
+    return amp.found_inf is not None and _number(amp.found_inf) != 0.0
 
 
 def _number(value: float | Tensor) -> float:

@@ -1,177 +1,183 @@
-"""One pass of an optimizer: by Triton where it runs, else by plain operations."""
+"""One pass of an optimizer: by Triton kernels where they run, else by torch."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from gradscale.torch import tensor_list
-from gradscale.torch.kernels import Kernels, fall_back, on, on_host, reference, usable
+from gradscale.torch.kernels import Kernels, on, on_host, reference, usable
 from gradscale.torch.kernels.args import (
-    AdamHow,
+    AdamConfig,
     AdamLists,
-    Handed,
-    LionHow,
+    AmpArgs,
+    LionConfig,
     MomentumLists,
-    SgdHow,
+    SgdConfig,
 )
-from gradscale.torch.kernels.plans import KERNEL_DTYPES, Plans
-from gradscale.torch.kernels.pointer_table import ADDRESSES, Table
-
-__all__ = ["Plans", "adam_", "lion_", "sgd_"]
+from gradscale.torch.kernels.pointer_table import (
+    ADDRESSES,
+    KERNEL_DTYPES,
+    Layout,
+    PointerTable,
+    layout_of,
+)
+from gradscale.torch.tensor_list import GradSnapshot
 
 Lists = TypeVar("Lists", AdamLists, MomentumLists)
 
 
+def kernel_layout(
+    lists: AdamLists | MomentumLists,
+    kernels: Kernels,
+    grads: GradSnapshot | None = None,
+) -> Layout | None:
+    """Return the layout of the lists where kernels take the step; None elsewhere.
+
+    Args:
+        lists: All tensors of the step.
+        kernels: As in `usable`.
+        grads: A snapshot of `lists.grads`; None to look at them.
+    """
+    if not lists.params or not usable(kernels, lists.params[0].device):
+        return None
+    dtypes = {lists.params[0].dtype, lists.grads[0].dtype}
+    exact = lists.params[0].dtype is torch.float32 or lists.masters
+    if not exact or not dtypes <= KERNEL_DTYPES:
+        return None
+    return layout_of([one for one in lists[:-1] if one], lists.steps, grads)
+
+
 def adam_(
-    lists: AdamLists, how: AdamHow, handed: Handed, plans: Plans, kernels: Kernels
+    lists: AdamLists,
+    config: AdamConfig,
+    amp: AmpArgs,
+    layout: Layout | None,
+    table: PointerTable,
 ) -> None:
-    """Step by Adam or AdamW, or leave all untouched. No host sync."""
+    """Step by Adam or AdamW, or leave all unchanged. No host sync.
+
+    Args:
+        lists: The tensors.
+        config: The settings.
+        amp: The arguments of the scaler.
+        layout: What `kernel_layout` has just returned for the lists.
+        table: Kept for these lists from step to step.
+    """
     ways = _launch_adam, on_host.adam_, reference.adam_
-    _step(*ways, lists, how, handed, plans, kernels)
+    _step(*ways, lists, config, amp, layout, table)
 
 
 def sgd_(
-    lists: MomentumLists, how: SgdHow, handed: Handed, plans: Plans, kernels: Kernels
+    lists: MomentumLists,
+    config: SgdConfig,
+    amp: AmpArgs,
+    layout: Layout | None,
+    table: PointerTable,
 ) -> None:
-    """Step by SGD, or leave all untouched. No host sync."""
+    """Step by SGD, or leave all unchanged; arguments as in `adam_`. No host sync."""
     ways = _launch_momentum, on_host.sgd_, reference.sgd_
-    _step(*ways, lists, how, handed, plans, kernels)
+    _step(*ways, lists, config, amp, layout, table)
 
 
 def lion_(
-    lists: MomentumLists, how: LionHow, handed: Handed, plans: Plans, kernels: Kernels
+    lists: MomentumLists,
+    config: LionConfig,
+    amp: AmpArgs,
+    layout: Layout | None,
+    table: PointerTable,
 ) -> None:
-    """Step by Lion, or leave all untouched. No host sync."""
+    """Step by Lion, or leave all unchanged; arguments as in `adam_`. No host sync."""
     ways = _launch_momentum, on_host.lion_, reference.lion_
-    _step(*ways, lists, how, handed, plans, kernels)
+    _step(*ways, lists, config, amp, layout, table)
 
 
 def _step(
-    launch: Callable[[Lists, Any, Handed, Plans, Kernels], list[int]],
-    host: Callable[[Lists, Any, Handed], None],
-    plain: Callable[[Lists, Any, Handed], None],
+    launch: Callable[[Lists, Any, AmpArgs, Layout, PointerTable], list[int]],
+    host: Callable[[Lists, Any, AmpArgs], None],
+    plain: Callable[[Lists, Any, AmpArgs], None],
     lists: Lists,
-    how: Any,
-    handed: Handed,
-    plans: Plans,
-    kernels: Kernels,
+    config: Any,
+    amp: AmpArgs,
+    layout: Layout | None,
+    table: PointerTable,
 ) -> None:
-    rest = None
-    if _walkable(lists, kernels):
-        try:
-            with on(lists.params[0].device):
-                rest = launch(lists, how, handed, plans, kernels)
-        except Exception as error:
-            # Whatever the compiler or the driver says, the run goes on. A launch that
-            # failed has written nothing.
-            fall_back(error, kernels)
-    if rest is not None:
-        picked = [[column[i] for i in rest] if column else [] for column in lists]
-        lists = type(lists)(*picked)
+    if layout is not None:
+        with on(lists.params[0].device):
+            rest = launch(lists, config, amp, layout, table)
+        lists = type(lists)(*([one[i] for i in rest] if one else [] for one in lists))
     if lists.params:
-        # Torch's operators take lists alone.
+        # Torch's operators require lists.
         lists = lists._replace(grads=list(lists.grads))
-        (host if on_host.fits(lists) else plain)(lists, how, handed)
-
-
-def _walkable(lists: AdamLists | MomentumLists, kernels: Kernels) -> bool:
-    if not lists.params or not usable(kernels, lists.params[0].device):
-        return False
-    dtypes = {lists.params[0].dtype, lists.grads[0].dtype}
-    return dtypes <= KERNEL_DTYPES and (
-        lists.params[0].dtype is torch.float32 or bool(lists.masters)
-    )
+        (host if on_host.fits(lists) else plain)(lists, config, amp)
 
 
 def _launch_adam(
-    lists: AdamLists, how: AdamHow, handed: Handed, plans: Plans, kernels: Kernels
+    lists: AdamLists,
+    config: AdamConfig,
+    amp: AmpArgs,
+    layout: Layout,
+    table: PointerTable,
 ) -> list[int]:
-    """Launch the kernels; return the places of the parameters that are left."""
-    from gradscale.torch.kernels.adam import CHUNK, launch_
+    """Launch the kernels; return the positions of the parameters that remain."""
+    from gradscale.torch.kernels.adam import launch_
+    from gradscale.torch.kernels.step_counter import count_
 
-    shaped = [lists.params, lists.grads, lists.exp_avgs, lists.exp_avg_sqs]
-    shaped += [more for more in (lists.max_exp_avg_sqs, lists.masters) if more]
-    table, rest = plans.of(shaped, lists.steps, CHUNK, handed.grads_at)
-    if table is not None:
+    shaped = [one for one in lists[:-1] if one]
+    made, rest = table.of_lists(shaped, layout)
+    if made is not None:
         launch_(
-            table,
+            made,
             lists.params[0].dtype,
             lists.grads[0].dtype,
-            how,
-            handed,
+            config,
+            amp,
             masters=bool(lists.masters),
             amsgrad=bool(lists.max_exp_avg_sqs),
         )
-        _count(lists.steps, rest, table, ADDRESSES + len(shaped), handed, kernels)
-        _note_writes(lists, handed, rest)
+        count_(made, ADDRESSES + len(shaped), amp.found_inf)
+        _note_writes(lists, amp, rest)
     return rest
 
 
 def _launch_momentum(
     lists: MomentumLists,
-    how: SgdHow | LionHow,
-    handed: Handed,
-    plans: Plans,
-    kernels: Kernels,
+    config: SgdConfig | LionConfig,
+    amp: AmpArgs,
+    layout: Layout,
+    table: PointerTable,
 ) -> list[int]:
-    """Launch the kernels; return the places of the parameters that are left."""
-    from gradscale.torch.kernels.momentum import CHUNK, launch_
+    """Launch the kernels; return the positions of the parameters that remain."""
+    from gradscale.torch.kernels.momentum import launch_
+    from gradscale.torch.kernels.step_counter import count_
 
-    shaped = [lists.params, lists.grads]
-    shaped += [more for more in (lists.momenta, lists.masters) if more]
-    table, rest = plans.of(shaped, lists.steps, CHUNK, handed.grads_at)
-    if table is not None:
+    shaped = [one for one in lists[:-1] if one]
+    made, rest = table.of_lists(shaped, layout)
+    if made is not None:
         launch_(
-            table,
+            made,
             lists.params[0].dtype,
             lists.grads[0].dtype,
-            how,
-            handed,
+            config,
+            amp,
             masters=bool(lists.masters),
             momenta=bool(lists.momenta),
             steps=bool(lists.steps),
         )
         if lists.steps:
-            _count(lists.steps, rest, table, ADDRESSES + len(shaped), handed, kernels)
-        _note_writes(lists, handed, rest)
+            count_(made, ADDRESSES + len(shaped), amp.found_inf)
+        _note_writes(lists, amp, rest)
     return rest
 
 
-def _count(
-    steps: list[Tensor],
-    rest: list[int],
-    table: Table,
-    row: int,
-    handed: Handed,
-    kernels: Kernels,
-) -> None:
-    """Count the steps that a kernel has just taken."""
-    from gradscale.torch.kernels.step_counter import count_
-
-    try:
-        count_(table, row, handed.found_inf)
-    except Exception as error:
-        # The step is taken: whatever follows, it is counted.
-        left_out = set(rest)
-        reference.count_(
-            [step for i, step in enumerate(steps) if i not in left_out],
-            handed.found_inf,
-        )
-        fall_back(error, kernels)
-
-
 def _note_writes(
-    lists: AdamLists | MomentumLists, handed: Handed, rest: list[int]
+    lists: AdamLists | MomentumLists, amp: AmpArgs, rest: list[int]
 ) -> None:
-    """Tell autograd of the writes that it has not seen."""
+    """Increment the versions of what a kernel has written: autograd has not seen it."""
     written = lists.params
-    if handed.write_back and handed.grad_scale is not None:
+    if amp.write_back and amp.grad_scale is not None:
         written = [*lists.params, *lists.grads]
     if rest:
-        left_out = {id(lists.params[i]) for i in rest} | {
-            id(lists.grads[i]) for i in rest
-        }
+        left_out = {id(column[i]) for column in lists[:2] for i in rest}
         written = [tensor for tensor in written if id(tensor) not in left_out]
     tensor_list.note_writes(written)

@@ -1,8 +1,8 @@
-"""Tables of pointers: how one launch reaches thousands of tensors.
+"""Pointer tables: how one launch reaches thousands of tensors.
 
-A table is an i64 matrix on the device with a column for each tensor: how many elements
-it has, the first of its chunks, then one row of addresses for each list. A program of a
-launch works on one chunk; `owners` tells it whose chunk that is.
+A table is an i64 matrix on the device with a column for each tensor: its number of
+elements, the index of its first chunk, then one row of addresses for each list. Each
+program of a launch processes one chunk; `owners` holds the column of each chunk.
 """
 
 import ctypes
@@ -15,24 +15,28 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Rows of a table before the addresses.
-NUMEL, FIRST, ADDRESSES = 0, 1, 2
-# Staging slots that are made at once, one of them for a graph that is captured later.
+from gradscale.torch.kernels import capturing
+from gradscale.torch.tensor_list import GradSnapshot, Numbers, addresses, numbers
+
+# Rows of a table: the number of elements, the first chunk, then the addresses.
+FIRST, ADDRESSES = 1, 2
+# Staging slots that are allocated together, one of them for a later capture.
 SLOTS = 4
-# What captured graphs read when they are replayed. A graph may outlive whoever was
-# captured, so this lives as long as the process; it is some kilobytes for each capture.
+KERNEL_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+# Memory that captured graphs read when they are replayed. A graph may outlive the
+# object that was captured, so this is never freed: some kilobytes for each capture.
 _of_graphs: list[Tensor] = []
 
 
 class Table(NamedTuple):
-    """What a kernel is given.
+    """The pointer table that a kernel takes.
 
     Attributes:
         cells: i64[ADDRESSES + lists, tensors].
         owners: i32[chunks], the column of each chunk.
-        tensors: How many columns there are.
-        chunks: How many programs a launch needs.
-        most: How many chunks the largest tensor has.
+        tensors: The number of columns.
+        chunks: The number of programs of a launch.
+        most: The number of chunks of the largest tensor.
     """
 
     cells: Tensor
@@ -42,8 +46,49 @@ class Table(NamedTuple):
     most: int
 
 
+class Layout(NamedTuple):
+    """Addresses and sizes of the tensors of some lists, at one moment.
+
+    Attributes:
+        rows: For each list, the addresses of its tensors; last those of the step
+            counts, if there are any.
+        numels: The number of elements of each tensor of the first list.
+        same_sizes: The tensors at each position of all lists have as many elements.
+        contiguous: All tensors are.
+    """
+
+    rows: list[Numbers]
+    numels: Numbers
+    same_sizes: bool
+    contiguous: bool
+
+
+def layout_of(
+    lists: Sequence[Sequence[Tensor]],
+    steps: Sequence[Tensor] = (),
+    grads: GradSnapshot | None = None,
+) -> Layout:
+    """Return the layout of some lists, in three passes over each.
+
+    Args:
+        lists: Parameters first, gradients second, then state.
+        steps: f32[] each, step counts for one more row.
+        grads: A snapshot of the second list, all of one kind: it is not read again.
+    """
+    read = [one for i, one in enumerate(lists) if i != 1 or grads is None]
+    rows = list(map(addresses, read))
+    sizes = [numbers(map(Tensor.numel, one)) for one in read]
+    contiguous = all(all(map(Tensor.is_contiguous, one)) for one in read)
+    if grads is not None:
+        rows.insert(1, grads.addresses)
+        sizes.append(grads.numels)
+    if steps:
+        rows.append(addresses(steps))
+    return Layout(rows, sizes[0], all(n == sizes[0] for n in sizes), contiguous)
+
+
 class Staging:
-    """Pinned memory through which tables travel, reused once a copy has ended."""
+    """Pinned memory for copies to the device, reused once a copy has ended."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -56,14 +101,14 @@ class Staging:
         Args:
             numbers: Of type "q", as many as `to` has elements.
             to: i64[...], on the device.
-            captured: A graph records the copy and repeats it: the slot is its own.
+            captured: A graph records the copy and repeats it: its slot is not reused.
         """
         if self._device.type != "cuda":
             to.copy_(torch.frombuffer(numbers, dtype=torch.int64).view_as(to))
             return
         size = to.numel()
         slot, done = self._fresh_slot(size) if captured else self._free_slot(size)
-        # A plain copy: no operator runs, each of which takes some microseconds.
+        # Not by an operator of torch, which takes some microseconds.
         ctypes.memmove(slot.data_ptr(), numbers.buffer_info()[0], slot.itemsize * size)
         to.copy_(slot[:size].view_as(to), non_blocking=True)
         if captured:
@@ -73,7 +118,7 @@ class Staging:
             self._slots.append((slot, done))
 
     def _free_slot(self, size: int) -> tuple[Tensor, torch.cuda.Event]:
-        """Return a slot that no copy reads any more."""
+        """Return a slot whose copy has ended, or a new one."""
         for _ in range(len(self._slots)):
             slot, done = self._slots.popleft()
             if slot.numel() < size:
@@ -87,7 +132,7 @@ class Staging:
         return self._fresh.pop()
 
     def _fresh_slot(self, size: int) -> tuple[Tensor, torch.cuda.Event]:
-        """Return a slot that was never used: a capture may not ask for events."""
+        """Return an unused slot: events must not be queried during a capture."""
         while self._fresh:
             slot, done = self._fresh.pop()
             if slot.numel() >= size:
@@ -104,10 +149,10 @@ class _Head(NamedTuple):
     """The rows before the addresses.
 
     Attributes:
-        numels: Whose they are.
-        cells: The rows, one after the other.
-        chunks: How many chunks there are.
-        most: How many the largest tensor has.
+        numels: The sizes they were made of.
+        cells: The rows, concatenated.
+        chunks: The number of chunks.
+        most: The number of chunks of the largest tensor.
     """
 
     numels: Sequence[int]
@@ -124,8 +169,13 @@ def _head_of(numels: Sequence[int], chunk: int) -> _Head:
     return _Head(numels, cells, chunks, max(counts, default=0))
 
 
-class TableCache:
-    """One table, rebuilt only where an address or a size has changed."""
+class PointerTable:
+    """One table, kept from step to step; only rows that changed are sent again.
+
+    Args:
+        device: The device of all tensors.
+        chunk: The number of elements that a program processes.
+    """
 
     def __init__(self, device: torch.device, chunk: int) -> None:
         self._device = device
@@ -135,22 +185,23 @@ class TableCache:
         self._rows: Sequence[Sequence[int]] = []
         self._head = _head_of([], chunk)
         self._table: Table | None = None
+        # A captured graph reads the table.
         self._frozen = False
 
     def of(self, numels: Sequence[int], rows: Sequence[Sequence[int]]) -> Table:
         """Return the table of these tensors. No host sync.
 
         Args:
-            numels: How many elements each tensor has, at least one.
-            rows: For each list, the addresses of its tensors; best as `Numbers`.
+            numels: The number of elements of each tensor, at least one.
+            rows: For each list, the addresses of its tensors; fastest as `Numbers`.
         """
         captured = capturing(self._device)
         table = self._table
         if table is None or numels != self._numels or rows != self._rows:
             if captured:
-                # Only a replay fills it: nobody else may use it.
+                # Filled by a replay only: no other launch may use it.
                 return self._made(numels, rows, None, captured=True)
-            row = None if table is None else self._lone_change(numels, rows)
+            row = None if table is None else self._only_changed_row(numels, rows)
             if table is not None and row is not None:
                 to = table.cells[ADDRESSES + row]
                 self._staging.send(array("q", rows[row]), to, captured=False)
@@ -159,12 +210,41 @@ class TableCache:
             self._numels, self._rows, self._table = numels, rows, table
             self._frozen = False
         if captured and not self._frozen:
-            # The graph reads this memory at each replay: it is never written again.
+            # Each replay reads this memory: it is not written again.
             _of_graphs.extend((table.cells, table.owners))
             self._frozen = True
         return table
 
-    def _lone_change(
+    def of_lists(
+        self, lists: Sequence[Sequence[Tensor]], layout: Layout
+    ) -> tuple[Table | None, list[int]]:
+        """Return the table of what a kernel can process, and the remaining positions.
+
+        A kernel processes the tensors of one parameter in the order of their memory,
+        so all of them need the same order and no gaps. No host sync.
+
+        Args:
+            lists: Parameters first, gradients second, then state; at each position the
+                tensors of one parameter.
+            layout: That of the lists, and of step counts if there are any.
+        """
+        rows, numels = layout.rows, layout.numels
+        # Gradients may be in new memory in every step; the others rarely are.
+        known = numels == self._numels and _without_grads(rows) == _without_grads(
+            self._rows
+        )
+        if known and layout.same_sizes and layout.contiguous:
+            return self.of(numels, rows), []
+        rest = _unprocessable(lists)
+        if rest:
+            left_out = set(rest)
+            numels, *rows = (
+                numbers(value for i, value in enumerate(row) if i not in left_out)
+                for row in (numels, *rows)
+            )
+        return (self.of(numels, rows) if numels else None), rest
+
+    def _only_changed_row(
         self, numels: Sequence[int], rows: Sequence[Sequence[int]]
     ) -> int | None:
         """Return the only row that has changed, if no graph reads the table.
@@ -174,7 +254,7 @@ class TableCache:
         if self._frozen or numels != self._numels or len(rows) != len(self._rows):
             return None
         pairs = enumerate(zip(rows, self._rows, strict=True))
-        changed = [place for place, (row, old) in pairs if row != old]
+        changed = [i for i, (row, old) in pairs if row != old]
         return changed[0] if len(changed) == 1 else None
 
     def _made(
@@ -215,10 +295,47 @@ def fill_owners_(owners: Tensor, cells: Tensor, tensors: int) -> None:
 
 
 def keep_for_graphs(memory: Tensor) -> None:
-    """Keep what a graph reads that is being captured; it is not to be changed."""
+    """Keep memory that a graph under capture reads; it must not be changed."""
     _of_graphs.append(memory)
 
 
-def capturing(device: torch.device) -> bool:
-    """Return whether a graph is being captured on this device."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+def _without_grads(rows: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+    return [*rows[:1], *rows[2:]]
+
+
+def _unprocessable(lists: Sequence[Sequence[Tensor]]) -> list[int]:
+    """Return the positions of the parameters that a kernel cannot process."""
+    kinds = [(one[0].dtype, one[0].device) for one in lists]
+    return [
+        i
+        for i, tensors in enumerate(zip(*lists, strict=True))
+        if tensors[0].numel() == 0 or not _same_order(tensors, kinds)
+    ]
+
+
+def _same_order(
+    tensors: Sequence[Tensor], kinds: Sequence[tuple[torch.dtype, torch.device]]
+) -> bool:
+    """Return whether the values are in memory in the same order, without gaps."""
+    # Assigning `.data` may change the dtype and the device too.
+    if [(tensor.dtype, tensor.device) for tensor in tensors] != list(kinds):
+        return False
+    first = tensors[0]
+    if any(tensor.shape != first.shape or tensor.is_neg() for tensor in tensors):
+        return False
+    if all(map(Tensor.is_contiguous, tensors)):
+        return True
+    same = all(tensor.stride() == first.stride() for tensor in tensors)
+    return same and is_dense(first)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether the elements fill a range of memory, each address once."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

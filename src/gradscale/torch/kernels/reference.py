@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from gradscale.torch.kernels.args import (
-    AdamHow,
+    AdamConfig,
     AdamLists,
-    Handed,
-    LionHow,
+    AmpArgs,
+    LionConfig,
     MomentumLists,
-    SgdHow,
+    SgdConfig,
 )
 
 # The smallest normal f32: below, a multiplier loses digits and ends at 0.
@@ -129,90 +129,92 @@ def decide(stats: TensorStats, scale: Tensor, max_norm: float | None) -> Decisio
     return Decision(found, norm_found, skip, amax, norm, coef, multiplier, grad_scale)
 
 
-def adam_(lists: AdamLists, how: AdamHow, handed: Handed) -> None:
+def adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
     """Step by Adam or AdamW, or leave all untouched."""
-    skip = _skip(handed)
+    skip = _skip(amp)
     wide = lists.exp_avgs[0].dtype
     taken = torch.stack(lists.steps).to(wide) + 1.0
-    step_sizes = (how.lr / _one_minus_power(how.beta1, taken)).unbind()
-    roots = _one_minus_power(how.beta2, taken).sqrt().unbind()
+    step_sizes = (config.lr / _one_minus_power(config.beta1, taken)).unbind()
+    roots = _one_minus_power(config.beta2, taken).sqrt().unbind()
     for i, param in enumerate(lists.params):
         exact = lists.masters[i] if lists.masters else param
-        grad = _unscaled(lists.grads[i], wide, handed, skip)
-        if how.maximize:
+        grad = _unscaled(lists.grads[i], wide, amp, skip)
+        if config.maximize:
             grad = -grad
         start = exact
-        if how.weight_decay and how.decoupled:
+        if config.weight_decay and config.decoupled:
             # Not start * (1 - lr * weight_decay): the factor is next to 1, and its
             # rounding would be a decay of its own.
-            start = exact - exact * (how.lr * how.weight_decay)
-        elif how.weight_decay:
-            grad = grad + exact * how.weight_decay
-        exp_avg = torch.lerp(lists.exp_avgs[i], grad, 1.0 - how.beta1)
+            start = exact - exact * (config.lr * config.weight_decay)
+        elif config.weight_decay:
+            grad = grad + exact * config.weight_decay
+        exp_avg = torch.lerp(lists.exp_avgs[i], grad, 1.0 - config.beta1)
         exp_avg_sq = torch.addcmul(
-            lists.exp_avg_sqs[i] * how.beta2, grad, grad, value=1.0 - how.beta2
+            lists.exp_avg_sqs[i] * config.beta2, grad, grad, value=1.0 - config.beta2
         )
         largest = exp_avg_sq
         if lists.max_exp_avg_sqs:
             largest = torch.maximum(lists.max_exp_avg_sqs[i], exp_avg_sq)
             _put_(lists.max_exp_avg_sqs[i], largest, skip)
-        spread = (largest.sqrt() / roots[i]).add_(how.eps)
+        spread = (largest.sqrt() / roots[i]).add_(config.eps)
         stepped = start - (exp_avg / spread).mul_(step_sizes[i])
         _put_(lists.exp_avgs[i], exp_avg, skip)
         _put_(lists.exp_avg_sqs[i], exp_avg_sq, skip)
         _put_parameter_(param, exact, stepped, skip)
-    count_(lists.steps, handed.found_inf)
+    count_(lists.steps, amp.found_inf)
 
 
-def sgd_(lists: MomentumLists, how: SgdHow, handed: Handed) -> None:
+def sgd_(lists: MomentumLists, config: SgdConfig, amp: AmpArgs) -> None:
     """Step by SGD, or leave all untouched."""
-    skip = _skip(handed)
+    skip = _skip(amp)
     for i, param in enumerate(lists.params):
         exact = lists.masters[i] if lists.masters else param
-        grad = _unscaled(lists.grads[i], exact.dtype, handed, skip)
-        if how.maximize:
+        grad = _unscaled(lists.grads[i], exact.dtype, amp, skip)
+        if config.maximize:
             grad = -grad
-        if how.weight_decay:
-            grad = grad + exact * how.weight_decay
+        if config.weight_decay:
+            grad = grad + exact * config.weight_decay
         if lists.momenta:
-            momentum = lists.momenta[i] * how.momentum + grad * (1.0 - how.dampening)
+            momentum = lists.momenta[i] * config.momentum + grad * (
+                1.0 - config.dampening
+            )
             if lists.steps:
                 # The first step that is taken is not dampened.
                 momentum = torch.where(lists.steps[i] == 0.0, grad, momentum)
-            grad = grad + momentum * how.momentum if how.nesterov else momentum
+            grad = grad + momentum * config.momentum if config.nesterov else momentum
             _put_(lists.momenta[i], momentum, skip)
-        _put_parameter_(param, exact, exact - grad * how.lr, skip)
-    count_(lists.steps, handed.found_inf)
+        _put_parameter_(param, exact, exact - grad * config.lr, skip)
+    count_(lists.steps, amp.found_inf)
 
 
-def lion_(lists: MomentumLists, how: LionHow, handed: Handed) -> None:
+def lion_(lists: MomentumLists, config: LionConfig, amp: AmpArgs) -> None:
     """Step by Lion, or leave all untouched. arXiv 2302.06675, algorithm 2."""
-    skip = _skip(handed)
+    skip = _skip(amp)
     for i, param in enumerate(lists.params):
         exact = lists.masters[i] if lists.masters else param
-        grad = _unscaled(lists.grads[i], exact.dtype, handed, skip)
-        if how.maximize:
+        grad = _unscaled(lists.grads[i], exact.dtype, amp, skip)
+        if config.maximize:
             grad = -grad
         start = exact
-        if how.weight_decay:
-            start = exact - exact * (how.lr * how.weight_decay)
-        direction = torch.lerp(lists.momenta[i], grad, 1.0 - how.beta1).sign_()
-        momentum = torch.lerp(lists.momenta[i], grad, 1.0 - how.beta2)
+        if config.weight_decay:
+            start = exact - exact * (config.lr * config.weight_decay)
+        direction = torch.lerp(lists.momenta[i], grad, 1.0 - config.beta1).sign_()
+        momentum = torch.lerp(lists.momenta[i], grad, 1.0 - config.beta2)
         _put_(lists.momenta[i], momentum, skip)
-        _put_parameter_(param, exact, start - direction * how.lr, skip)
+        _put_parameter_(param, exact, start - direction * config.lr, skip)
 
 
-def _skip(handed: Handed) -> Tensor | None:
-    return None if handed.found_inf is None else handed.found_inf != 0.0
+def _skip(amp: AmpArgs) -> Tensor | None:
+    return None if amp.found_inf is None else amp.found_inf != 0.0
 
 
 def _unscaled(
-    grad: Tensor, wide: torch.dtype, handed: Handed, skip: Tensor | None
+    grad: Tensor, wide: torch.dtype, amp: AmpArgs, skip: Tensor | None
 ) -> Tensor:
-    if handed.grad_scale is None:
+    if amp.grad_scale is None:
         return grad.to(wide)
-    unscaled = grad.to(wide) / handed.grad_scale
-    if handed.write_back:
+    unscaled = grad.to(wide) / amp.grad_scale
+    if amp.write_back:
         _put_(grad, unscaled, skip)
     return unscaled
 

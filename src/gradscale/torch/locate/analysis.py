@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from gradscale.judge.evidence import Evidence, Maker, Range
-from gradscale.judge.unsafe_ops import recognise
+from gradscale.judge.unsafe_ops import Evidence, Maker, Range, recognise
 from gradscale.torch.locate.module_tracker import NO_MODULE, ModuleName
 from gradscale.torch.locate.result import LOSSES, Location
 from gradscale.torch.locate.tensor_stats import TensorStats

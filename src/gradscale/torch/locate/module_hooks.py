@@ -68,6 +68,7 @@ class ModuleHooks:
     """
 
     def __init__(self) -> None:
+        self.enabled = False
         self._modules: ModuleTracker | None = None
         self._handles: list[RemovableHandle] = []
         self._names: dict[int, str] = {}
@@ -75,11 +76,6 @@ class ModuleHooks:
         self._backward_order: list[str] = []
         self._node_handles: list[RemovableHandle] = []
         self._clear()
-
-    @property
-    def enabled(self) -> bool:
-        """Whether the hooks are registered."""
-        return self._modules is not None
 
     @property
     def backward_order(self) -> list[str]:
@@ -105,7 +101,7 @@ class ModuleHooks:
             register_module_forward_hook(self._on_outputs),
         ]
         modules.enable()
-        self._modules = modules
+        self._modules, self.enabled = modules, True
         return True
 
     def disable(self) -> None:
@@ -115,6 +111,7 @@ class ModuleHooks:
         for handle in self._handles:
             handle.remove()
         self._modules, self._handles, self._names = None, [], {}
+        self.enabled = False
         self._finite_steps = 0
         self._clear()
 

@@ -10,40 +10,34 @@ from typing import Any
 
 import torch
 
-from gradscale.core.records import COLLAPSED_AFTER, StepRecord, Verdict
+from gradscale.core.records import COLLAPSED_AFTER, StepRecord
 from gradscale.errors import HopelessRun, ScaleCollapsed
-from gradscale.judge.findings import Finding
-from gradscale.judge.judge import Judge, Judgement
-from gradscale.recording.bundle import write_bundle
-from gradscale.recording.console import say
+from gradscale.judge.judge import Judgement
+from gradscale.judge.verdict_table import codes_where, verdicts_where
 from gradscale.recording.recorder import Recorder
+from gradscale.recording.session import RecordedRun
 from gradscale.torch import messages
 from gradscale.torch.device_state.async_copy import LAG, PERIOD, HostRow, RowCopies
 from gradscale.torch.device_state.layout import DeviceState, record_of
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.locate.module_hooks import ModuleHooks
 from gradscale.torch.monitor.evidence import EvidenceCollector, PendingEvidence
+from gradscale.torch.monitor.location_report import LocationReport
 from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.monitor.process import process_here
-from gradscale.torch.monitor.reporting import LocationReport, bundle
 from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.underflow.meter import Meter
 from gradscale.torch.underflow.sample import UnderflowSample
 
 # The distance of the steps that are sampled for sinks alone.
 SAMPLE_EVERY = 100
-# Steps in a bundle.
-REMEMBERED = 50
 # Bad steps in a row, not explained by a scale that is being found, before the module
 # hooks are enabled.
 HOOKED_AFTER = 3
 # And before one is no ordinary overflow any more.
 SUSPECT = HOOKED_AFTER - 1
-_EXPLAINED = (Verdict.CALIBRATING, Verdict.PROBING, Verdict.NO_GRADIENTS)
-# Issued as warnings where they happen.
-_SAID_ELSEWHERE = ("GS103", "GS205")
-# Raised by the guard at the floor, whatever `guard` is.
-_RAISED_ELSEWHERE = ("GS202",)
+# Steps that no module hook is needed for.
+_EXPLAINED = verdicts_where(lambda row: not row.module_hooks)
 
 
 class Monitor:
@@ -79,17 +73,23 @@ class Monitor:
         self.module_hooks = ModuleHooks()
         # Hooks are on all modules: a scaler that is gone must not leave them there.
         weakref.finalize(self, self.module_hooks.disable).atexit = False
-        self._judge = Judge()
-        self._guard = guard
+        self._run = RecordedRun(
+            recorder=recorder,
+            sinks=sinks,
+            guard="raise" if guard == "raise" else "report",
+            process=process_here,
+            versions={"torch": torch.__version__},
+            # Issued as warnings, and raised by the guard at the floor.
+            reported_elsewhere=codes_where(lambda row: row.warned),
+            raised_elsewhere=codes_where(lambda row: row.raised),
+        )
         self._warn = messages.WarnOnce() if warn is None else warn
         self.model_lookup = ModelLookup()
         self._evidence = EvidenceCollector(
             model, self.model_lookup, peaks=recorder is not None
         )
-        self._recorder = recorder
-        self._sinks = list(sinks)
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
-        self.recorded = recorder is not None or bool(self._sinks)
+        self.recorded = self._run.observed
         self.meter = Meter(every if self.recorded else None, kernels=kernels)
         self._copies = RowCopies()
         # By update: what each optimizer had done, and what the meter counted. Rows are
@@ -98,12 +98,10 @@ class Monitor:
         self._samples: dict[int, UnderflowSample] = {}
         # Each with the update in which it is judged, the same on every rank.
         self._waiting: deque[tuple[int, PendingEvidence]] = deque()
-        self._records: deque[StepRecord] = deque(maxlen=REMEMBERED)
-        self._found: Finding | None = None
         self._bad = 0
         self._begun = False
         self._end: weakref.finalize[..., Any] | None = None
-        self._locations = LocationReport(recorder)
+        self._locations = LocationReport(self._run)
 
     def end_update(
         self, scaler: Any, state: DeviceState, steps: Mapping[int, OptimizerStep]
@@ -129,10 +127,10 @@ class Monitor:
         if not rows and not self._waiting:
             return
         try:
-            self._begin(scaler, state)
+            if self.recorded and not self._begun:
+                self._begin(scaler, state)
             self._judge_rows(rows, scaler.state_dict)
-            for row in rows:
-                self._guard_scale(row, scaler)
+            self._guard_scale(rows, scaler)
         except (ScaleCollapsed, HopelessRun) as error:
             if isinstance(error, ScaleCollapsed):
                 self._judge_waiting(scaler.state_dict)
@@ -153,15 +151,17 @@ class Monitor:
             location = self.module_hooks.locate(record.scale)
             self._locations.report(location, record.step)
 
-    def _guard_scale(self, row: HostRow, scaler: Any) -> None:
-        """Raise or warn as the facts of a row demand."""
-        record, policy = row.record, scaler.policy
-        if record.floor_steps >= COLLAPSED_AFTER:
-            raise messages.collapsed(record, policy, scaler.last)
-        if row.refused:
-            self._warn.refused_scale(policy)
-        if not record.applied and record.read and policy.min_scale == policy.max_scale:
-            self._warn.static_skip(record.scale)
+    def _guard_scale(self, rows: Sequence[HostRow], scaler: Any) -> None:
+        """Raise or warn as the facts of the rows demand."""
+        policy = scaler.policy
+        fixed = policy.min_scale == policy.max_scale
+        for record, refused, _ in rows:
+            if record.floor_steps >= COLLAPSED_AFTER:
+                raise messages.collapsed(record, policy, scaler.last)
+            if refused:
+                self._warn.refused_scale(policy)
+            if fixed and record.read and not record.applied:
+                self._warn.static_skip(record.scale)
 
     def _begin(self, owner: Any, state: DeviceState) -> None:
         """Make the run file, if there is to be one and it is not there yet.
@@ -173,9 +173,7 @@ class Monitor:
         Raises:
             StateError: The file cannot be made, or is there already.
         """
-        recorder = self._recorder
-        if self._begun or not self.recorded:
-            return
+        recorder = self._run.recorder
         self._begun = True
         last = partial(_drain, self, state, os.getpid())
         if recorder is None:
@@ -197,16 +195,14 @@ class Monitor:
     def write_bundle(self, parent: Path, state: dict[str, Any], batch: Any) -> Path:
         """Write the evidence of the last steps that have been judged."""
         save = None if batch is None else partial(torch.save, batch)
-        versions = {"torch": torch.__version__}
-        records = list(self._records)
-        return write_bundle(parent, self._found, records, state, versions, save)
+        return self._run.write_bundle(parent, state, save)
 
     def close(self) -> None:
         """Judge the rows that are left, and close the run file."""
         if self._end is not None:
             self._end()
-        elif self._recorder is not None:
-            self._recorder.close()
+        else:
+            self._run.close()
         self._judge_waiting(None)
         self.module_hooks.disable()
 
@@ -223,21 +219,25 @@ class Monitor:
         """
         now = self._copies.updates
         for row in rows:
+            record = row.record
+            healthy = record.finite and record.norm_finite and record.loss_finite
+            if healthy and record.read and not (self._waiting or self._samples):
+                # No evidence to collect.
+                self._bad = 0
+                self._run.record_step(record)
+                continue
             steps = self._steps_of(row)
             sample = None
             if row.update is not None:
                 sample = self._samples.pop(row.update, None)
             suspect = self._bad >= SUSPECT
-            case = self._evidence.start(row.record, steps, sample, suspect=suspect)
+            case = self._evidence.start(record, steps, sample, suspect=suspect)
             if case.in_flight or self._waiting:
                 due = now + (LAG if case.in_flight else 0)
                 self._waiting.append((due, case))
             else:
                 self._judge_case(case, state_dict)
-        self._judge_due(state_dict)
-
-    def _judge_due(self, state_dict: Callable[[], dict[str, Any]] | None) -> None:
-        while self._waiting and self._waiting[0][0] <= self._copies.updates:
+        while self._waiting and self._waiting[0][0] <= now:
             self._judge_case(self._waiting.popleft()[1], state_dict)
 
     def _judge_waiting(self, state_dict: Callable[[], dict[str, Any]] | None) -> None:
@@ -257,33 +257,16 @@ class Monitor:
         """Judge a step, record it, report the findings."""
         order, suspect = self.module_hooks.backward_order, self._bad >= SUSPECT
         found = self._evidence.finish(case, order, suspect=suspect)
-        record, culprits, peaks = found.record, found.culprits, found.peaks
-        self._judge.tensors = max(self._judge.tensors, found.tensors)
-        judged = self._judge.see(record, culprits)
-        self._records.append(record)
-        if self._recorder is not None:
-            self._recorder.see(record, judged, culprits, peaks)
-            if case.sample is not None:
-                self._recorder.sample(record.step, case.sample.rows())
-        for sink in self._sinks:
-            sink.see(record, judged)
-        for finding in judged.findings:
-            self._report(finding, state_dict)
-        self._follow(record, judged, case.steps)
-
-    def _report(
-        self, finding: Finding, state_dict: Callable[[], dict[str, Any]] | None
-    ) -> None:
-        self._found = finding
-        line, stops = "", False
-        if finding.hopeless and self._guard == "raise" and state_dict is not None:
-            line = bundle(finding, self._records, state_dict, self._recorder)
-            stops = True
-        if finding.code not in _SAID_ELSEWHERE:
-            rank, text = process_here().rank, finding.text() + line
-            say(text, self._recorder, rank=rank, normal=finding.normal)
-        if stops and finding.code not in _RAISED_ELSEWHERE:
-            raise HopelessRun(finding.text() + line, code=finding.code)
+        judge, sample = self._run.judge, case.sample
+        judge.tensors = max(judge.tensors, found.tensors)
+        judged = self._run.record_step(
+            found.record,
+            found.culprits,
+            found.peaks,
+            None if sample is None else sample.rows(),
+            state=state_dict,
+        )
+        self._follow(found.record, judged, case.steps)
 
     def _follow(
         self, record: StepRecord, judged: Judgement, steps: Sequence[OptimizerStep]

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.args import AdamHow, AdamLists, Handed
+from gradscale.torch.kernels.args import AdamConfig, AdamLists, AmpArgs
 from gradscale.torch.kernels.optimizer_pass import adam_
-from gradscale.torch.optim.base import OnePass
-from gradscale.torch.optim.batch import Batch
+from gradscale.torch.optim.base import FusedOptimizer
+from gradscale.torch.optim.batches import Batch, BatchStep
 from gradscale.torch.optim.settings import (
     check_betas,
     check_eps,
@@ -22,7 +22,7 @@ from gradscale.torch.optim.settings import (
 from gradscale.torch.optim.state import MASTER, STEP
 
 
-class Adam(OnePass, torch.optim.Adam):
+class Adam(FusedOptimizer, torch.optim.Adam):
     """Adam as in `torch.optim.Adam`, in one pass with unscaling and the skip.
 
     All arguments up to `decoupled_weight_decay` are those of torch. `foreach`, `fused`
@@ -84,23 +84,17 @@ class Adam(OnePass, torch.optim.Adam):
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
-        OnePass.__init__(self, params, defaults, write_back, kernels)
+        FusedOptimizer.__init__(self, params, defaults, write_back, kernels)
 
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Return the names of what the state of a parameter must have."""
+        """Return the names of the entries in the state of each parameter."""
         if group["amsgrad"]:
             return STEP, "exp_avg", "exp_avg_sq", "max_exp_avg_sq"
         return STEP, "exp_avg", "exp_avg_sq"
 
-    def run(
-        self,
-        group: dict[str, Any],
-        batch: Batch,
-        grads: Sequence[Tensor],
-        handed: Handed,
-    ) -> None:
-        """Run one pass."""
-        lists = AdamLists(
+    def lists(self, batch: Batch, grads: Sequence[Tensor]) -> AdamLists:
+        """Return the tensors of one pass."""
+        return AdamLists(
             params=batch.params,
             grads=grads,
             exp_avgs=batch.columns["exp_avg"],
@@ -109,8 +103,12 @@ class Adam(OnePass, torch.optim.Adam):
             masters=batch.columns.get(MASTER, []),
             steps=batch.columns[STEP],
         )
+
+    def update_(self, step: BatchStep, amp: AmpArgs) -> None:
+        """Run one pass."""
+        group, batch, lists, layout = step
         beta1, beta2 = group["betas"]
-        how = AdamHow(
+        config = AdamConfig(
             lr=rate_on(group["lr"], batch.device, batch.wide),
             beta1=number("betas[0]", beta1),
             beta2=number("betas[1]", beta2),
@@ -119,7 +117,7 @@ class Adam(OnePass, torch.optim.Adam):
             decoupled=group["decoupled_weight_decay"],
             maximize=group["maximize"],
         )
-        adam_(lists, how, handed, batch.plans, self.kernels)
+        adam_(lists, config, amp, layout, batch.table)
 
 
 class AdamW(Adam, torch.optim.AdamW):

@@ -1,4 +1,4 @@
-"""What the optimizers have in common: batches in, one pass over each."""
+"""The base class of the optimizers: one pass over each batch of parameters."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -14,19 +14,20 @@ from torch.optim.optimizer import (
 from gradscale.errors import check_choice
 from gradscale.torch.devices import moved
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.args import Handed
-from gradscale.torch.optim.batch import Batch
-from gradscale.torch.optim.batches import Batches
+from gradscale.torch.kernels.args import AdamLists, AmpArgs, MomentumLists
+from gradscale.torch.optim.batches import Batch, Batches, BatchStep
 from gradscale.torch.optim.settings import check_differentiable
 from gradscale.torch.optim.state import Loaded, adopt_loaded
 from gradscale.torch.tensor_list import GradSnapshot
 
 
-class OnePass(torch.optim.Optimizer):
+class FusedOptimizer(torch.optim.Optimizer):
     """An optimizer that unscales, skips and steps in one pass over its tensors.
 
-    A scaler lends it `grad_scale` and `found_inf` for a step, as it does to torch's
-    fused optimizers. Both stay on the device.
+    A scaler sets `grad_scale` and `found_inf` on it for the duration of a step, as on
+    torch's fused optimizers; both stay on the device. It may also set `grad_snapshot`,
+    the gradients that it has just collected, all of one kind: they are then not looked
+    at again, unless a hook ran before the step.
 
     Attributes:
         write_back: Write the unscaled gradients into `.grad`.
@@ -42,93 +43,92 @@ class OnePass(torch.optim.Optimizer):
         self.write_back = write_back
         self.kernels = kernels
         self._batches = Batches()
-        # Torch's own constructors read an lr that lies on a device, and refuse
-        # combinations of passes that are all the same one here.
+        # Not torch's own constructors: they read an lr on a device, and refuse
+        # combinations of `foreach`, `fused` and `capturable` that are equal here.
         torch.optim.Optimizer.__init__(self, params, defaults)
 
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Return the names of what the state of a parameter must have."""
+        """Return the names of the entries in the state of each parameter."""
         raise NotImplementedError
 
     def first_count(self, state: dict[str, Any]) -> float:
-        """Return how many steps the state of a parameter without a count stands for."""
+        """Return the number of steps behind a parameter's state without a count."""
         return 0.0
 
-    def run(
-        self,
-        group: dict[str, Any],
-        batch: Batch,
-        grads: Sequence[Tensor],
-        handed: Handed,
-    ) -> None:
+    def lists(self, batch: Batch, grads: Sequence[Tensor]) -> AdamLists | MomentumLists:
+        """Return the tensors of one pass."""
+        raise NotImplementedError
+
+    def update_(self, step: BatchStep, amp: AmpArgs) -> None:
         """Run one pass."""
         raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # torch: overloads
-        """Take one step, or none if the scaler has found something. No host sync.
+        """Take one step, or none if `found_inf` is set. No host sync.
 
         Args:
-            closure: Computes the gradients anew and returns the loss.
+            closure: Computes the gradients again and returns the loss.
 
         Returns:
-            What the closure returned.
+            The result of the closure.
         """
-        loss = None
+        loss, snapshot = None, self._lent_snapshot()
         if closure is not None:
+            snapshot = None
             with torch.enable_grad():
                 loss = closure()
-        lent: dict[torch.device, tuple[Tensor | None, Tensor | None]] = {}
-        for group, batch, grads, grads_at in self._batches.walk(self, self._seen()):
-            if batch.device not in lent:
-                lent[batch.device] = self._lent_on(batch.device)
-            handed = Handed(*lent[batch.device], self.write_back, grads_at)
-            batch.take_over_()
-            self.run(group, batch, grads, handed)
+        amp: dict[torch.device, AmpArgs] = {}
+        for step in self._batches.steps(self, snapshot):
+            batch = step.batch
+            if batch.device not in amp:
+                amp[batch.device] = self._amp_args(batch.device)
+            batch.update_masters_()
+            self.update_(step, amp[batch.device])
             batch.note_own_write()
         return loss
 
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a step as torch does; where nobody listens, only the step runs.
+        """Wrap a step as torch does; without hooks and profiler, call it directly.
 
-        Torch announces every step to the profiler, which takes as long as a launch.
+        Torch opens a profiler range in every step, which takes as long as a launch.
         """
-        announced = torch.optim.Optimizer.profile_hook_step(func)
+        profiled = torch.optim.Optimizer.profile_hook_step(func)
 
         @wraps(func)
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            taken = announced if _has_listeners(self) else func
+            taken = profiled if _is_observed(self) else func
             return taken(self, *args, **kwargs)
 
         return step
 
-    def _seen(self) -> GradSnapshot | None:
-        """Return the gradients that a scaler has lent, if nobody came in between."""
+    def _lent_snapshot(self) -> GradSnapshot | None:
+        """Return the gradients collected by a scaler, unless a hook may differ."""
         hooks = self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks
         return None if hooks else self.__dict__.get("grad_snapshot")
 
-    def _lent_on(self, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-        return (
+    def _amp_args(self, device: torch.device) -> AmpArgs:
+        return AmpArgs(
             _scalar_on(getattr(self, "grad_scale", None), device),
             _scalar_on(getattr(self, "found_inf", None), device),
+            self.write_back,
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with settings of their own."""
+        """Add a group of parameters with its own settings."""
         if isinstance(param_group, dict):
             default = self.defaults.get("differentiable")
             check_differentiable(param_group.get("differentiable", default))
         super().add_param_group(param_group)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict` returned, here or of the optimizer in torch.
+        """Load a result of `state_dict`, also of torch's optimizer of the same name.
 
-        Moments and masters keep or get their wide dtype, and move to the device of
-        their parameter. A master that is not there is made from the parameter in the
-        next step.
+        Moments and masters are converted to their wide dtype and moved to the device
+        of their parameter. The next step makes missing masters from the parameters.
         """
-        # The last one, so that it sees what the user's own hooks have made of it.
+        # Registered last: it gets the result of the user's hooks.
         handle = self.register_load_state_dict_pre_hook(_wrap)
         try:
             super().load_state_dict(state_dict)
@@ -146,8 +146,8 @@ class OnePass(torch.optim.Optimizer):
         self._batches = Batches()
 
 
-def _has_listeners(optimizer: Any) -> bool:
-    """Return whether a hook or a profiler is to hear of a step."""
+def _is_observed(optimizer: Any) -> bool:
+    """Return whether a hook, a profiler or torch.compile must see the step."""
     return bool(
         torch.compiler.is_compiling()
         or torch.autograd._profiler_enabled()
@@ -158,12 +158,12 @@ def _has_listeners(optimizer: Any) -> bool:
     )
 
 
-def _scalar_on(lent: Tensor | None, device: torch.device) -> Tensor | None:
-    if lent is None:
+def _scalar_on(value: Tensor | None, device: torch.device) -> Tensor | None:
+    if value is None:
         return None
-    if lent.dim() or lent.dtype is not torch.float32:
-        lent = lent.reshape(()).float()
-    return lent if lent.device == device else moved(lent, device)
+    if value.dim() or value.dtype is not torch.float32:
+        value = value.reshape(()).float()
+    return value if value.device == device else moved(value, device)
 
 
 def _wrap(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:

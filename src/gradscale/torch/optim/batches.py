@@ -1,24 +1,20 @@
-"""The lists of an optimizer, kept from step to step for as long as they hold."""
+"""The parameters of an optimizer in batches that one pass steps together."""
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradscale.errors import GradientError, StateError
 from gradscale.torch import tensor_list
-from gradscale.torch.kernels.optimizer_pass import Plans
+from gradscale.torch.kernels.args import CHUNK
+from gradscale.torch.kernels.optimizer_pass import kernel_layout
+from gradscale.torch.kernels.pointer_table import Layout, PointerTable
 from gradscale.torch.names import names_of
-from gradscale.torch.optim.batch import (
-    Batch,
-    Mark,
-    is_plain,
-    like_its_parameter,
-    plain,
-)
 from gradscale.torch.optim.state import (
     MASTER,
     STEP,
@@ -30,175 +26,338 @@ from gradscale.torch.optim.state import (
 )
 from gradscale.torch.tensor_list import GradSnapshot
 
-_GRAD = attrgetter("grad")
+_DTYPE, _GRAD, _LAYOUT = map(attrgetter, ("dtype", "grad", "layout"))
+_ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 
-# Group, batch, gradients, and where these begin if a scaler has just looked.
-Walk = list[tuple[dict[str, Any], Batch, Sequence[Tensor], tensor_list.Numbers | None]]
+
+class LastWrite(NamedTuple):
+    """A parameter as the optimizer left it.
+
+    Attributes:
+        version: Its version counter.
+        address: Of its first element.
+        storage: Its memory, held weakly, so that no other memory has the same key.
+    """
+
+    version: int | None = None
+    address: int | None = None
+    storage: StorageWeakRef | None = None
+
+
+class Batch:
+    """Parameters of one group, one device and one dtype, with gradients of one dtype.
+
+    Attributes:
+        owners: The parameters as they are in their group.
+        params: float[...] each, the tensors that a pass steps.
+        columns: For each entry of the state, float[...] of each parameter.
+        wide: The dtype of the arithmetic.
+        device: The device of all tensors.
+        table: The pointer table of the kernels.
+    """
+
+    def __init__(
+        self,
+        owners: list[Tensor],
+        columns: dict[str, list[Tensor]],
+        chosen: list[bool] | None,
+        grad: Tensor,
+        table: PointerTable,
+        writes: list[LastWrite],
+    ) -> None:
+        """Hold the tensors; none is read or written.
+
+        Args:
+            owners: See the attributes.
+            columns: For each entry of the state, the tensors in the state.
+            chosen: Which parameters of the group these are; None for all.
+            grad: One of their gradients; the others have its dtype and device.
+            table: See the attributes.
+            writes: The last write of each parameter.
+        """
+        self.owners = owners
+        self.params, self.columns = owners, columns
+        if not all(map(_is_plain, owners)):
+            self.params = [_plain(param) for param in owners]
+            self.columns = {
+                name: [_plain(entry) for entry in entries]
+                for name, entries in columns.items()
+            }
+        exact = self.columns[MASTER] if MASTER in columns else self.params
+        self.wide = exact[0].dtype
+        self.device = owners[0].device
+        self.table = table
+        self._chosen = chosen
+        self._grad_dtypes = {grad.dtype}
+        self._grad_devices = {grad.get_device()}
+        self._versions: Sequence[int | None] = [write.version for write in writes]
+        self._addresses: Sequence[int | None] = [write.address for write in writes]
+        self._storages = [write.storage for write in writes]
+        self._storage_keys: Sequence[int | None] = [
+            None if storage is None else storage.cdata for storage in self._storages
+        ]
+
+    def accepts(self, snapshot: GradSnapshot) -> bool:
+        """Return whether a snapshot of its group has the gradients of this batch."""
+        device, dtype = snapshot.kind or (None, None)
+        return (
+            self._chosen is None
+            and device == self.device
+            and {dtype} == self._grad_dtypes
+        )
+
+    def own_grads(self, grads: list[Any]) -> list[Tensor] | None:
+        """Return the gradients of this batch; None if one has another kind.
+
+        Args:
+            grads: Those of the whole group.
+        """
+        if self._chosen is not None:
+            grads = list(compress(grads, self._chosen))
+        fit = (
+            set(map(_DTYPE, grads)) == self._grad_dtypes
+            and set(map(_LAYOUT, grads)) == {torch.strided}
+            and set(map(Tensor.get_device, grads)) == self._grad_devices
+            and not any(map(Tensor.is_neg, grads))
+        )
+        return grads if fit else None
+
+    def update_masters_(self) -> None:
+        """Copy parameters that were written elsewhere into their masters. No host sync.
+
+        An element that still equals its rounded master keeps the digits of the master.
+        """
+        if MASTER not in self.columns:
+            return
+        versions = tensor_list.versions(self.owners)
+        addresses = tensor_list.addresses(self.params)
+        keys = tensor_list.storages(self.params)
+        now = versions, addresses, keys
+        before = self._versions, self._addresses, self._storage_keys
+        if now == before:
+            return
+        pairs = zip(zip(*now, strict=True), zip(*before, strict=True), strict=True)
+        changed = [one != other for one, other in pairs]
+        both = zip(self.params, self.columns[MASTER], strict=True)
+        for param, master in compress(both, changed):
+            same = master.to(param.dtype) == param
+            master.copy_(torch.where(same, master, param.to(master.dtype)))
+        self._addresses = addresses
+        if keys != self._storage_keys:
+            storages = (param.untyped_storage() for param in self.params)
+            self._storages = list(map(StorageWeakRef, storages))
+            self._storage_keys = keys
+
+    def note_own_write(self) -> None:
+        """Record the parameters as this optimizer has left them."""
+        if self.params is not self.owners:
+            # Autograd has seen a write to the local tensor, not to the DTensor.
+            torch.autograd.graph.increment_version(self.owners)
+        if MASTER in self.columns:
+            self._versions = tensor_list.versions(self.owners)
+
+    def last_writes(self) -> dict[int, LastWrite]:
+        """Return the last write of each parameter, by its id."""
+        writes = map(LastWrite, self._versions, self._addresses, self._storages)
+        return dict(zip(map(id, self.owners), writes, strict=True))
+
+
+class BatchStep(NamedTuple):
+    """A batch with its gradients of one step.
+
+    Attributes:
+        group: The parameter group.
+        batch: The batch.
+        lists: All tensors of the pass, as `AdamLists` or `MomentumLists`.
+        layout: Their layout where kernels take the step, else None.
+    """
+
+    group: dict[str, Any]
+    batch: Batch
+    lists: Any
+    layout: Layout | None
 
 
 class _Held(NamedTuple):
-    """What was made of a group.
+    """The batches of a group.
 
     Attributes:
-        params: Its parameters.
-        kinds: The type of each gradient; NoneType where there is none.
-        entries: What the state was asked for.
+        params: The parameters of the group.
+        types: The type of each gradient; NoneType where there is none.
+        entries: The names of the entries of the state.
         lasting: The batches hold the tensors themselves, not views of them.
         batches: Those of the parameters with a gradient.
     """
 
     params: list[Tensor]
-    kinds: list[type]
+    types: list[type]
     entries: tuple[str, ...]
     lasting: bool
     batches: list[Batch]
 
 
 class Batches:
-    """All batches of an optimizer.
+    """All batches of an optimizer, kept from step to step.
 
-    Parameters, state and gradients may be exchanged by anybody between two steps.
-    What is held is compared with them by identity, in passes over whole lists; where
-    it differs the batches are made anew.
+    Parameters, state and gradients may be replaced between two steps. Each step
+    compares them by identity in passes over whole lists, and makes the batches of a
+    group again where they differ. A replaced `.data` shows in the layout of the lists.
     """
 
     def __init__(self) -> None:
         self._held: dict[int, _Held] = {}
-        self._known: tuple[list[Any], list[Any]] | None = None
-        self._marks: dict[int, Mark] = {}
-        self._plans: dict[Any, Plans] = {}
+        # Keys and values of the optimizer's state, when the batches were made.
+        self._state: tuple[list[Any], list[Any]] | None = None
+        self._writes: dict[int, LastWrite] = {}
+        self._tables: dict[Any, PointerTable] = {}
 
-    def walk(self, optimizer: Any, seen: GradSnapshot | None = None) -> Walk:
-        """Return all that is to be stepped. No sync.
+    def steps(
+        self, optimizer: Any, snapshot: GradSnapshot | None = None
+    ) -> list[BatchStep]:
+        """Return the batches to step, with their gradients. No host sync.
 
-        Nothing but missing state is written, so that a refusal leaves all as it was.
+        Nothing but missing state is written, so an error leaves all unchanged.
 
         Args:
-            optimizer: Whose batches these are.
-            seen: Its gradients, if a scaler has just looked at them.
+            optimizer: The optimizer of these batches.
+            snapshot: Its gradients, all of one kind; None to look at them.
         """
-        known = self._knows(optimizer.state)
-        walk: Walk = []
+        same_state = self._state is not None and tensor_list.same_state(
+            optimizer.state, *self._state
+        )
+        steps = []
         begin = 0
-        for place, group in enumerate(optimizer.param_groups):
+        for index, group in enumerate(optimizer.param_groups):
             params = group["params"]
-            part = None if seen is None else _part_of(seen, begin, params)
+            part = None if snapshot is None else _part_of(snapshot, begin, params)
             begin += len(params)
             entries = optimizer.entries(group)
-            if known and part is not None:
-                batch = self._ready_for(place, params, entries, part)
-                if batch is not None:
-                    walk.append((group, batch, part.tensors, part.addresses))
-                    continue
-            grads = list(map(_GRAD, params))
-            ready = self._ready(place, group, grads, entries) if known else None
-            if ready is None:
+            held = self._held.get(index) if same_state else None
+            if held is not None and not _is_current(held, params, entries):
+                held = None
+            found = None
+            if held is not None and part is not None:
+                found = _with_snapshot(held, part)
+            if found is None:
+                part, grads = None, list(map(_GRAD, params))
+                found = None if held is None else _with_grads(held, grads)
+            if found is None:
                 # Until the end: an error on the way must not leave old lists behind.
-                self._known = None
-                ready = self._make(optimizer, place, group, grads, entries)
-            walk += [(group, batch, own, None) for batch, own in ready]
-        for _, batch, used, at in walk:
-            _check_sizes(optimizer, batch, used, seen=at is not None)
-        if self._known is None:
-            self._known = _shot_of(optimizer.state)
-        return walk
-
-    def _knows(self, state: Any) -> bool:
-        if self._known is None:
-            return False
-        return tensor_list.same_state(state, *self._known)
-
-    def _ready_for(
-        self,
-        place: int,
-        params: list[Tensor],
-        entries: tuple[str, ...],
-        part: GradSnapshot,
-    ) -> Batch | None:
-        """Return the one batch of a group, if it is for these very gradients."""
-        held = self._held.get(place)
-        if held is None or not held.lasting or held.entries != entries:
-            return None
-        alone = tensor_list.same(held.params, params) and len(held.batches) == 1
-        return held.batches[0] if alone and held.batches[0].is_for(part) else None
-
-    def _ready(
-        self,
-        place: int,
-        group: dict[str, Any],
-        grads: list[Any],
-        entries: tuple[str, ...],
-    ) -> list[tuple[Batch, list[Tensor]]] | None:
-        """Return the batches as held, each with its gradients; None if they changed."""
-        held, params = self._held.get(place), group["params"]
-        fit = (
-            held is not None
-            and held.lasting
-            and held.entries == entries
-            and tensor_list.same(held.params, params)
-            and held.kinds == list(map(type, grads))
-        )
-        if held is None or not fit:
-            return None
-        ready = []
-        for batch in held.batches:
-            own = batch.grads_among(grads)
-            if own is None:
-                return None
-            ready.append((batch, own))
-        return ready
+                self._state = None
+                found = self._make(optimizer, index, group, grads, entries)
+            for batch, own in found:
+                lists = optimizer.lists(batch, own)
+                layout = kernel_layout(lists, optimizer.kernels, part)
+                steps.append(BatchStep(group, batch, lists, layout))
+        for step in steps:
+            _check_sizes(optimizer, step)
+        if self._state is None:
+            self._state = _keys_and_values(optimizer.state)
+        return steps
 
     def _make(
         self,
         optimizer: Any,
-        place: int,
+        index: int,
         group: dict[str, Any],
         grads: list[Any],
         entries: tuple[str, ...],
-    ) -> list[tuple[Batch, list[Tensor]]]:
-        """Make the batches of a group anew, with the state that they need."""
+    ) -> list[tuple[Batch, Sequence[Tensor]]]:
+        """Make the batches of a group, and the state that is missing."""
         params = group["params"]
-        old = self._held.pop(place, None)
+        old = self._held.pop(index, None)
         for batch in old.batches if old is not None else ():
-            self._marks.update(batch.marks())
+            self._writes.update(batch.last_writes())
         kinds: dict[Any, list[int]] = {}
         for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
             if grad is not None:
                 _check(optimizer, param, grad)
-                grads[i] = grad = like_its_parameter(param, grad)
+                grads[i] = grad = _like_its_parameter(param, grad)
                 key = param.device, param.dtype, grad.dtype
                 kinds.setdefault(key, []).append(i)
         with_grad = [params[i] for i in chain.from_iterable(kinds.values())]
         _complete(optimizer, with_grad, entries)
-        made = []
+        made: list[tuple[Batch, Sequence[Tensor]]] = []
         for key, members in kinds.items():
             owners = [params[i] for i in members]
             names = (*entries, MASTER) if needs_master(owners[0]) else entries
-            # Not asked for where there is none: asking would make it.
+            # Only if there are names: reading a missing entry would create it.
             states = [optimizer.state[param] for param in owners] if names else []
             columns = {name: [state[name] for state in states] for name in names}
-            plans = self._plans.setdefault((place, *key), Plans())
-            marks = [self._marks.get(id(param), Mark()) for param in owners]
+            table = self._tables.get((index, key))
+            if table is None:
+                table = self._tables[index, key] = PointerTable(key[0], CHUNK)
+            writes = [self._writes.get(id(param), LastWrite()) for param in owners]
             chosen = None
             if len(members) < len(params):
                 inside = set(members)
                 chosen = [i in inside for i in range(len(params))]
             own = [grads[i] for i in members]
-            batch = Batch(owners, columns, chosen, own[0], plans, marks)
-            made.append((batch, [plain(grad) for grad in own]))
-        self._held[place] = _Held(
+            batch = Batch(owners, columns, chosen, own[0], table, writes)
+            made.append((batch, [_plain(grad) for grad in own]))
+        self._held[index] = _Held(
             list(params),
             list(map(type, grads)),
             entries,
-            all(map(is_plain, with_grad))
-            and all(g is None or is_plain(g) for g in grads),
+            all(map(_is_plain, with_grad))
+            and all(g is None or _is_plain(g) for g in grads),
             [batch for batch, _ in made],
         )
         return made
 
 
+def _part_of(
+    snapshot: GradSnapshot, begin: int, params: list[Tensor]
+) -> GradSnapshot | None:
+    """Return the snapshot of a group; None if it lacks one of its parameters."""
+    end = begin + len(params)
+    # Most optimizers have one group.
+    if len(snapshot.params) != len(params):
+        snapshot = snapshot._replace(
+            params=snapshot.params[begin:end],
+            tensors=snapshot.tensors[begin:end],
+            addresses=snapshot.addresses[begin:end],
+            versions=snapshot.versions[begin:end],
+            numels=snapshot.numels[begin:end],
+            present=end - begin,
+        )
+    return snapshot if tensor_list.same(snapshot.params, params) else None
+
+
+def _is_current(held: _Held, params: list[Tensor], entries: tuple[str, ...]) -> bool:
+    return (
+        held.lasting
+        and held.entries == entries
+        and tensor_list.same(held.params, params)
+    )
+
+
+def _with_snapshot(
+    held: _Held, part: GradSnapshot
+) -> list[tuple[Batch, Sequence[Tensor]]] | None:
+    """Return the only batch of a group, if the snapshot has its gradients."""
+    if len(held.batches) != 1 or not held.batches[0].accepts(part):
+        return None
+    return [(held.batches[0], part.tensors)]
+
+
+def _with_grads(
+    held: _Held, grads: list[Any]
+) -> list[tuple[Batch, Sequence[Tensor]]] | None:
+    """Return the batches of a group; None if the gradients are of other kinds."""
+    if held.types != list(map(type, grads)):
+        return None
+    found: list[tuple[Batch, Sequence[Tensor]]] = []
+    for batch in held.batches:
+        own = batch.own_grads(grads)
+        if own is None:
+            return None
+        found.append((batch, own))
+    return found
+
+
 def _complete(optimizer: Any, params: list[Tensor], entries: tuple[str, ...]) -> None:
-    """Make the state that is missing; adopt what others have put there."""
+    """Make the state that is missing; convert entries of another dtype or device."""
     uncounted = []
     for param in params:
         names = (*entries, MASTER) if needs_master(param) else entries
@@ -220,33 +379,44 @@ def _complete(optimizer: Any, params: list[Tensor], entries: tuple[str, ...]) ->
     share_steps(uncounted)
 
 
-def _part_of(
-    seen: GradSnapshot, begin: int, params: list[Tensor]
-) -> GradSnapshot | None:
-    """Return what was seen of a group; None if a parameter of it was not."""
-    end = begin + len(params)
-    # The usual optimizer has one group: nothing is cut out.
-    part = seen if len(seen.params) == len(params) else _cut(seen, begin, end)
-    return part if tensor_list.same(part.params, params) else None
-
-
-def _cut(seen: GradSnapshot, begin: int, end: int) -> GradSnapshot:
-    return seen._replace(
-        params=seen.params[begin:end],
-        tensors=seen.tensors[begin:end],
-        addresses=seen.addresses[begin:end],
-        versions=seen.versions[begin:end],
-        numels=seen.numels[begin:end],
-        present=end - begin,
-    )
-
-
-def _shot_of(state: Any) -> tuple[list[Any], list[Any]] | None:
-    """Return who has state, and every entry; None if it is not what torch makes."""
+def _keys_and_values(state: Any) -> tuple[list[Any], list[Any]] | None:
+    """Return the keys of a state, and every entry; None if an entry is no dict."""
     if not all(isinstance(entries, dict) for entries in state.values()):
         return None
     entries = chain.from_iterable(map(dict.values, state.values()))
     return list(state), list(entries)
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether a pass takes the tensor itself."""
+    if tensor.is_complex():
+        return False
+    # hasattr() for a missing attribute of a Tensor takes a microsecond.
+    return type(tensor) in _ORDINARY or not hasattr(tensor, "to_local")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a real tensor of this process that shares the memory."""
+    if _is_plain(tensor):
+        return tensor
+    to_local = getattr(tensor, "to_local", None)
+    local = tensor if to_local is None else to_local()
+    return torch.view_as_real(local) if local.is_complex() else local
+
+
+def _like_its_parameter(param: Any, grad: Any) -> Any:
+    """Return the gradient with resolved values, sharded like the parameter."""
+    if grad.is_conj():
+        grad = param.grad = grad.resolve_conj()
+    if grad.is_neg():
+        grad = param.grad = grad.resolve_neg()
+    if (
+        not _is_plain(param)
+        and hasattr(param, "placements")
+        and grad.placements != param.placements
+    ):
+        grad = param.grad = grad.redistribute(placements=param.placements)
+    return grad
 
 
 def _check(optimizer: Any, param: Tensor, grad: Tensor) -> None:
@@ -254,41 +424,38 @@ def _check(optimizer: Any, param: Tensor, grad: Tensor) -> None:
     if grad.layout is not torch.strided:
         raise GradientError(
             f"{names_of([param], [optimizer])[0]} has a gradient of layout "
-            f"{grad.layout}. {kind} moves every element in every step, and most "
-            "elements of this gradient are not there. Give the parameter a dense "
-            "gradient, or keep it out of this optimizer.",
+            f"{grad.layout}. {kind} updates every element in every step, and this "
+            "gradient stores only some of them. Give the parameter a dense gradient, "
+            "or keep it out of this optimizer.",
             code="GS106",
             replaces=f"{kind} does not support sparse gradients",
         )
     if param.dtype not in WIDE:
         raise GradientError(
             f"{names_of([param], [optimizer])[0]} is {param.dtype}. {kind} computes "
-            "in float32 or float64 and knows no way there. Keep the parameter in "
-            "f16, bf16, f32, f64 or a complex type.",
+            "in float32 or float64 and has no conversion from this dtype. Keep the "
+            "parameter in f16, bf16, f32, f64 or a complex type.",
             code="GS106",
         )
 
 
-def _check_sizes(
-    optimizer: Any, batch: Batch, grads: Sequence[Tensor], *, seen: bool
-) -> None:
-    """Refuse tensors that are not as large as their parameters; no pass looks.
-
-    Args:
-        optimizer, batch, grads: What is about to be stepped.
-        seen: The gradients are as large as the parameters were.
+def _check_sizes(optimizer: Any, step: BatchStep) -> None:
+    """Refuse tensors with another number of elements than their parameter.
 
     Raises:
-        StateError: One of them is not.
+        StateError: One of them has.
     """
-    numels = batch.numels if seen else None
-    as_planned = batch.plans.confirm([batch.params, *batch.columns.values()], numels)
-    if as_planned and (seen or tensor_list.as_large([batch.params, grads])):
+    batch = step.batch
+    columns: dict[str, Sequence[Tensor]] = {"grad": step.lists.grads}
+    columns |= {name: c for name, c in batch.columns.items() if name != STEP}
+    if step.layout is not None:
+        same = step.layout.same_sizes
+    else:
+        numels = list(map(Tensor.numel, batch.params))
+        same = all(list(map(Tensor.numel, c)) == numels for c in columns.values())
+    if same:
         return
-    columns = {name: c for name, c in batch.columns.items() if name != STEP}
-    if tensor_list.as_large([batch.params, grads, *columns.values()]):
-        return
-    for name, column in {"grad": grads, **columns}.items():
+    for name, column in columns.items():
         for owner, param, one in zip(batch.owners, batch.params, column, strict=True):
             if one.numel() != param.numel():
                 raise _wrong_shape(optimizer, owner, name, one)
@@ -297,9 +464,9 @@ def _check_sizes(
 def _wrong_shape(optimizer: Any, param: Tensor, name: str, value: Tensor) -> StateError:
     return StateError(
         f"{name} of {names_of([param], [optimizer])[0]} has shape "
-        f"{tuple(value.shape)}, the parameter has {tuple(param.shape)}. It was kept "
-        "for another parameter, or for this one before it was given another size. Load "
-        "the checkpoint of this model, or set the gradient to None and delete the "
-        "parameter's entry of optimizer.state.",
+        f"{tuple(value.shape)}, the parameter has {tuple(param.shape)}. It belongs to "
+        "another parameter, or to this one before it was resized. Load the checkpoint "
+        "of this model, or set the gradient to None and delete the parameter's entry "
+        "of optimizer.state.",
         code="GS302",
     )

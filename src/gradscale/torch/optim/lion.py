@@ -6,10 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.args import Handed, LionHow, MomentumLists
+from gradscale.torch.kernels.args import AmpArgs, LionConfig, MomentumLists
 from gradscale.torch.kernels.optimizer_pass import lion_
-from gradscale.torch.optim.base import OnePass
-from gradscale.torch.optim.batch import Batch
+from gradscale.torch.optim.base import FusedOptimizer
+from gradscale.torch.optim.batches import Batch, BatchStep
 from gradscale.torch.optim.settings import (
     check_betas,
     check_lr,
@@ -20,7 +20,7 @@ from gradscale.torch.optim.settings import (
 from gradscale.torch.optim.state import MASTER
 
 
-class Lion(OnePass):
+class Lion(FusedOptimizer):
     """Lion (Chen et al. 2023, arXiv 2302.06675), in one pass with unscaling.
 
     Every element moves by `lr`, in the direction of the sign of its momentum mixed
@@ -67,33 +67,31 @@ class Lion(OnePass):
             "weight_decay": weight_decay,
             "maximize": maximize,
         }
-        OnePass.__init__(self, params, defaults, write_back, kernels)
+        FusedOptimizer.__init__(self, params, defaults, write_back, kernels)
 
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Return the names of what the state of a parameter must have."""
+        """Return the names of the entries in the state of each parameter."""
         return ("exp_avg",)
 
-    def run(
-        self,
-        group: dict[str, Any],
-        batch: Batch,
-        grads: Sequence[Tensor],
-        handed: Handed,
-    ) -> None:
-        """Run one pass."""
-        lists = MomentumLists(
+    def lists(self, batch: Batch, grads: Sequence[Tensor]) -> MomentumLists:
+        """Return the tensors of one pass."""
+        return MomentumLists(
             params=batch.params,
             grads=grads,
             momenta=batch.columns["exp_avg"],
             masters=batch.columns.get(MASTER, []),
             steps=[],
         )
+
+    def update_(self, step: BatchStep, amp: AmpArgs) -> None:
+        """Run one pass."""
+        group, batch, lists, layout = step
         beta1, beta2 = group["betas"]
-        how = LionHow(
+        config = LionConfig(
             lr=rate_on(group["lr"], batch.device, batch.wide),
             beta1=number("betas[0]", beta1),
             beta2=number("betas[1]", beta2),
             weight_decay=number("weight_decay", group["weight_decay"]),
             maximize=group["maximize"],
         )
-        lion_(lists, how, handed, batch.plans, self.kernels)
+        lion_(lists, config, amp, layout, batch.table)

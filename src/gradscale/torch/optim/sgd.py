@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.args import Handed, MomentumLists, SgdHow
+from gradscale.torch.kernels.args import AmpArgs, MomentumLists, SgdConfig
 from gradscale.torch.kernels.optimizer_pass import sgd_
-from gradscale.torch.optim.base import OnePass
-from gradscale.torch.optim.batch import Batch
+from gradscale.torch.optim.base import FusedOptimizer
+from gradscale.torch.optim.batches import Batch, BatchStep
 from gradscale.torch.optim.settings import (
     check_lr,
     check_momentum,
@@ -23,7 +23,7 @@ from gradscale.torch.optim.state import MASTER, STEP
 BUFFER = "momentum_buffer"
 
 
-class SGD(OnePass, torch.optim.SGD):
+class SGD(FusedOptimizer, torch.optim.SGD):
     """SGD as in `torch.optim.SGD`, in one pass with unscaling and the skip.
 
     All arguments up to `fused` are those of torch; see `Adam` for how they are taken,
@@ -69,10 +69,10 @@ class SGD(OnePass, torch.optim.SGD):
             "differentiable": differentiable,
             "fused": fused,
         }
-        OnePass.__init__(self, params, defaults, write_back, kernels)
+        FusedOptimizer.__init__(self, params, defaults, write_back, kernels)
 
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """Return the names of what the state of a parameter must have."""
+        """Return the names of the entries in the state of each parameter."""
         if group["momentum"] == 0:
             return ()
         # Without dampening, zeros make the first step what it is in torch.
@@ -82,22 +82,20 @@ class SGD(OnePass, torch.optim.SGD):
         """Return 0 if no step was taken yet, else 1: more is never asked for."""
         return 0.0 if state.get(BUFFER) is None else 1.0
 
-    def run(
-        self,
-        group: dict[str, Any],
-        batch: Batch,
-        grads: Sequence[Tensor],
-        handed: Handed,
-    ) -> None:
-        """Run one pass."""
-        lists = MomentumLists(
+    def lists(self, batch: Batch, grads: Sequence[Tensor]) -> MomentumLists:
+        """Return the tensors of one pass."""
+        return MomentumLists(
             params=batch.params,
             grads=grads,
             momenta=batch.columns.get(BUFFER, []),
             masters=batch.columns.get(MASTER, []),
             steps=batch.columns.get(STEP, []),
         )
-        how = SgdHow(
+
+    def update_(self, step: BatchStep, amp: AmpArgs) -> None:
+        """Run one pass."""
+        group, batch, lists, layout = step
+        config = SgdConfig(
             lr=rate_on(group["lr"], batch.device, batch.wide),
             momentum=number("momentum", group["momentum"]),
             dampening=number("dampening", group["dampening"]),
@@ -105,7 +103,7 @@ class SGD(OnePass, torch.optim.SGD):
             nesterov=group["nesterov"],
             maximize=group["maximize"],
         )
-        sgd_(lists, how, handed, batch.plans, self.kernels)
+        sgd_(lists, config, amp, layout, batch.table)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as torch keeps it. Syncs once if dampening is used.

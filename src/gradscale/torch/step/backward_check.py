@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from gradscale.torch.step.iteration import Iteration
+
 
 def watch_backward(
-    scaled: Tensor,
-    unscaled: Callable[[], list[Tensor]],
-    report: Callable[[list[Tensor]], None],
+    scaled: Tensor, iteration: Iteration, report: Callable[[list[Tensor]], None]
 ) -> None:
     """Report the parameters whose unscaled gradients a backward pass changes.
 
@@ -18,14 +18,17 @@ def watch_backward(
 
     Args:
         scaled: The scaled loss.
-        unscaled: Returns the parameters whose gradients are unscaled by now.
+        iteration: Knows the parameters whose gradients are unscaled when it begins.
         report: Called at the end of the backward pass with the parameters.
     """
     if scaled.grad_fn is None:
         return
 
     def before(_: tuple[Tensor | None, ...]) -> None:
-        noted = [(param, *_mark(param.grad)) for param in unscaled()]
+        if not iteration.steps:
+            return
+        closed = iteration.closed_params()
+        noted = [(param, *_mark(param.grad)) for param in closed]
         if noted:
             engine = torch.autograd.Variable._execution_engine
             engine.queue_callback(lambda: after(noted))

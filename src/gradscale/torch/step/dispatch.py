@@ -75,7 +75,7 @@ def unscales_itself(optimizer: Any) -> bool:
 
 def mode_of(optimizer: Any) -> StepMode:
     """Return how the optimizer is to be stepped."""
-    if not unscales_itself(optimizer):
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
         return StepMode.FLAG
     if getattr(optimizer, "write_back", None) is False:
         return StepMode.OWN

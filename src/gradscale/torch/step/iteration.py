@@ -203,7 +203,7 @@ class Iteration:
     def _carry(self, used_scale: Tensor) -> None:
         kept = {key: old for key, old in self._carried.items() if old.still_holds()}
         for key, step in self.steps.items():
-            if self.stage(step) is not OptState.STEPPED:
+            if self.states[key]["stage"] is not OptState.STEPPED:
                 carried = _carried(step, self.states[key], used_scale)
                 if carried.gradients:
                     kept[key] = carried

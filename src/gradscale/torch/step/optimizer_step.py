@@ -18,7 +18,7 @@ from gradscale.torch.device_state.async_copy import AsyncFlag
 from gradscale.torch.grads.clip import Clip
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import GradStats, read
-from gradscale.torch.grads.unscale import inverse, multiply_
+from gradscale.torch.grads.unscale import multiply_
 from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.kernels.reference import Decision
 from gradscale.torch.names import names_of
@@ -103,10 +103,16 @@ class OptimizerStep:
             f32[], the scale of the gradients.
         """
         snapshot, held = self.snapshot, self.stats
-        if snapshot is None or held is None or not self._is_untouched(allow_fp16):
+        if (
+            snapshot is None
+            or held is None
+            or self.accepts_fp16 > allow_fp16
+            or not self._is_snapshot(snapshot.versions)
+        ):
             snapshot = self._collect(allow_fp16)
             self.snapshot, self.accepts_fp16 = snapshot, allow_fp16
-            self.wrapper_versions = _versions_of(snapshot.wrapped)
+            if snapshot.wrapped is not None:
+                self.wrapper_versions = list(map(_VERSION, snapshot.wrapped))
         elif norm_type is None:
             return scale_of(self)
         elif self.versions is None:
@@ -174,7 +180,8 @@ class OptimizerStep:
         """
         if self.decision is None:
             clip, stats = self.clip, self.stats
-            multiplier = inverse(scale) if inv_scale is None else inv_scale
+            # Division in f32 is correctly rounded; exact for powers of two.
+            multiplier = scale.reciprocal() if inv_scale is None else inv_scale
             grad_scale = scale
             if clip is not None:
                 multiplier, grad_scale = multiplier * clip.coef, scale / clip.coef
@@ -226,13 +233,6 @@ class OptimizerStep:
             skip = torch.maximum(made.skip, found)
             self.decision = made._replace(norm_found=bad, skip=skip)
 
-    def _is_untouched(self, allow_fp16: bool) -> bool:
-        """Return whether the gradients are the very ones that were collected last."""
-        assert self.snapshot is not None
-        if self.accepts_fp16 > allow_fp16:
-            return False
-        return self._is_snapshot(self.snapshot.versions)
-
     def _is_snapshot(self, versions: Numbers | None) -> bool:
         """Return whether the gradients are those collected, and of these versions."""
         last = self.snapshot
@@ -247,7 +247,7 @@ class OptimizerStep:
             tensor_list.same(present, last.wrapped)
             and tensor_list.addresses(last.tensors) == last.addresses
             and tensor_list.versions(last.tensors) == versions
-            and _versions_of(last.wrapped) == self.wrapper_versions
+            and list(map(_VERSION, last.wrapped)) == self.wrapper_versions
         )
 
     def mark_used(
@@ -264,7 +264,8 @@ class OptimizerStep:
             self.versions = self.snapshot.versions
             if written:
                 self.versions = tensor_list.versions(self.snapshot.tensors)
-                self.wrapper_versions = _versions_of(self.snapshot.wrapped)
+                if self.snapshot.wrapped is not None:
+                    self.wrapper_versions = list(map(_VERSION, self.snapshot.wrapped))
 
     def unscale_(self, others: Iterable["OptimizerStep"], multiplier: Tensor) -> None:
         """Multiply the gradients in place; those that another step unscaled stay.
@@ -298,7 +299,7 @@ class OptimizerStep:
                 rest.append((tensor, leftover))
         multiply_(fresh, multiplier)
         for tensor, (skip, scale) in rest:
-            multiply_([tensor], torch.where(skip == 0.0, 1.0, inverse(scale)))
+            multiply_([tensor], torch.where(skip == 0.0, 1.0, scale.reciprocal()))
         self.mark_used()
 
     def culprits(self) -> list[str]:
@@ -319,10 +320,6 @@ class OptimizerStep:
         if not used:
             return False
         return not {id(param) for param in self.params()}.isdisjoint(used)
-
-
-def _versions_of(tensors: list[Tensor] | None) -> list[int] | None:
-    return None if tensors is None else list(map(_VERSION, tensors))
 
 
 def _two_owners(name: str) -> GradientError:

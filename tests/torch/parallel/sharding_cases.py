@@ -1,4 +1,4 @@
-"""Cases of `test_spread`: which ranks hold which gradients, on many meshes of four."""
+"""Cases of `test_sharding`: which ranks hold which gradients, on many meshes of four."""
 
 import torch
 import torch.distributed as dist
@@ -8,7 +8,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from gradscale import ConfigError
-from gradscale.torch.ranks.sharding import spread_of
+from gradscale.torch.ranks.sharding import sharding_of
 from tests.torch.parallel.launch import Cases
 
 CASES = Cases()
@@ -26,13 +26,13 @@ def param(mesh=None, *placements):
 def shown(params, given=None):
     """Return the ranks that decide together and the copies of each parameter."""
     try:
-        spread = spread_of(params, given)
+        sharding = sharding_of(params, given)
     except ConfigError as error:
         return {"code": error.code, "text": str(error)}
-    if spread is None:
+    if sharding is None:
         return "alone"
-    ranks = sorted(dist.get_process_group_ranks(spread.group))
-    return ranks, [spread.copies.get(id(param)) for param in params]
+    ranks = sorted(dist.get_process_group_ranks(sharding.group))
+    return ranks, [sharding.copies.get(id(param)) for param in params]
 
 
 def grid(*shape, names=("data", "tensor")):

@@ -1,4 +1,4 @@
-"""Places that instruments have named become part of findings."""
+"""Locations observed by module hooks become part of findings."""
 
 import math
 
@@ -35,7 +35,9 @@ def test_where_is_the_module_that_an_instrument_named(tmp_path):
     assert finding.where == "decoder.3.ffn"
     said = "backward of decoder.3.ffn (FeedForward), log, grad_input: 3 of 4,096 inf"
     assert finding.evidence["place"] == said
-    assert finding.advice[0] == "Look at log in module decoder.3.ffn. Use log_softmax."
+    assert finding.advice[0] == (
+        "Look at log in module 'decoder.3.ffn' (FeedForward). Use log_softmax."
+    )
 
 
 def test_a_place_is_named_for_programs_as_well(tmp_path):
@@ -55,16 +57,31 @@ def test_a_place_under_a_loss_that_is_not_finite_is_of_another_trouble(tmp_path)
 @pytest.mark.parametrize(
     ("module", "operation", "words"),
     [
-        ("head", "log", "Look at log in module head. Use log_softmax."),
-        ("head", "", "Look at module head. Use log_softmax."),
+        ("head", "log", "Look at log in module 'head'. Use log_softmax."),
+        ("head", "", "Look at module 'head'. Use log_softmax."),
         ("", "log", "Look at log in the model. Use log_softmax."),
-        (None, "log", "Look at log. Use log_softmax."),
-        (None, "", "Look at what is outside of any module. Use log_softmax."),
+        (None, "log", "Look at log outside any module. Use log_softmax."),
+        (
+            None,
+            "",
+            "Look at the computation outside any module. Use log_softmax.",
+        ),
     ],
 )
 def test_the_advice_on_a_place_names_it(tmp_path, module, operation, words):
-    told = {"module": module, "operation": operation}
+    told = {"module": module, "operation": operation, "module_class": None}
     assert placed(tmp_path / "run.gs", 104, **told).advice[0] == words
+
+
+def test_a_loss_outside_any_module_is_named(tmp_path):
+    loss = {"direction": "forward", "module": None, "module_class": None}
+    loss |= {"operation": "", "tensor": "loss", "kind": "nan", "pattern": None}
+    finding = placed(tmp_path / "run.gs", 104, count=1, elements=1, **loss)
+    said = "the loss itself, outside any module: 1 of 1 NaN"
+    assert finding.evidence["place"] == said
+    assert finding.advice[0].startswith(
+        "Look at the loss computation after the last module, whose output is"
+    )
 
 
 def batch_of(path):
@@ -81,7 +98,7 @@ def test_a_batch_that_is_not_finite_is_said_to_be_the_place(tmp_path):
     finding = batch_of(tmp_path / "run.gs")
     assert (finding.code, finding.where) == ("GS203", "")
     assert finding.evidence["place"].endswith("(Model), input: 3 of 4,096 NaN")
-    assert finding.advice[0].startswith("The batch of step 106 holds NaN before")
+    assert finding.advice[0].startswith("The batch of step 106 contains NaN before")
     assert "  where  the batch\n" in finding.text()
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gradscale.runfile import RunWriter, filesystem, journal_for, open_run
+from gradscale.runfile import RunWriter, creation, journal_for, open_run
 
 MOUNTS = r"""
 sysfs /sys sysfs rw 0 0
@@ -55,7 +55,7 @@ def test_without_a_list_of_mounts_a_disk_is_local(tmp_path):
 
 def test_the_writer_asks(tmp_path, monkeypatch, mounts):
     mounts.write_text(f"server:/ {tmp_path} nfs rw 0 0\n", encoding="utf-8")
-    monkeypatch.setattr(filesystem.journal_for, "__defaults__", (mounts,))
+    monkeypatch.setattr(creation.journal_for, "__defaults__", (mounts,))
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.step(1, 65536.0, True, "GS000")
         assert writer.flush()

@@ -47,7 +47,7 @@ def test_a_run_that_is_lost_again_is_a_collapse_said_once(tmp_path):
     [finding] = diagnosis.findings
     assert diagnosis.health is Health.COLLAPSE
     assert (finding.step, finding.since, finding.evidence["times"]) == (140, 100, 2)
-    assert finding.what.endswith("; 2 times, said from step 107 to step 140")
+    assert finding.what.endswith("; reported twice (steps 107 and 140)")
 
 
 def test_a_message_that_was_hopeless_is_mended_as_well(tmp_path):

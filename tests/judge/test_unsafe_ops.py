@@ -2,8 +2,7 @@
 
 import pytest
 
-from gradscale.judge.evidence import Evidence, Range
-from gradscale.judge.unsafe_ops import recognise
+from gradscale.judge.unsafe_ops import Evidence, Range, recognise
 
 
 def named(**changed):

@@ -1,4 +1,4 @@
-"""The licence of the one-launch end of a step: it does what the plain operations do."""
+"""The kernel that ends a step writes what the plain operations write."""
 
 import csv
 import math
@@ -14,9 +14,9 @@ from gradscale import PYTHON, DynamicScale, NoScale, Observed, StaticScale
 from gradscale.core.policies import HIGHEST_SCALE, LOWEST_SCALE
 from gradscale.core.state import ScaleState
 from gradscale.torch import GradScaler
-from gradscale.torch.device_state.layout import RING
+from gradscale.torch.device_state.layout import RING, ROW
 from tests.strategies import any_policy
-from tests.torch.kernels.books import Books
+from tests.torch.device_state.update_case import UpdateCase
 from tests.torch.training import INF, NAN, parameter, planted
 
 # The interpreter computes by NumPy, which warns where a GPU does not.
@@ -44,26 +44,26 @@ def binary_policies(draw):
 
 @given(policy=binary_policies(), flags=st.lists(st.booleans(), max_size=25))
 @settings(max_examples=40)
-def test_the_state_moves_as_the_rule_says_bit_for_bit(device, policy, flags):
-    books, plain = Books(policy, device, "triton"), policy.init_state()
+def test_the_state_moves_by_the_rule_bit_for_bit(device, policy, flags):
+    case, plain = UpdateCase(policy, device, "triton"), policy.init_state()
     for finite in flags:
-        books.end(float(not finite))
+        case.end(float(not finite))
         plain = policy.next_state(plain, Observed(finite, 1.0, True), PYTHON.where)
-        assert books.plain_state() == tuple(plain)
+        assert case.plain_scaling() == tuple(plain)
 
 
 @pytest.mark.parametrize("run", ["vit", "rl_heavy_tail"])
 def test_a_recorded_run_gives_the_scales_of_the_rule(device, run):
     policy = DynamicScale(growth_interval=20)
-    books, plain = Books(policy, device, "triton"), policy.init_state()
+    case, plain = UpdateCase(policy, device, "triton"), policy.init_state()
     with (DATA / f"{run}.csv").open(encoding="utf-8") as file:
         exponents = [int(row["log2_safe"]) for row in csv.DictReader(file)]
     scales, expected = [], []
     for exponent in exponents:
         finite = plain.scale <= 2.0**exponent
-        books.end(float(not finite))
+        case.end(float(not finite))
         plain = policy.next_state(plain, Observed(finite, 1.0, True), PYTHON.where)
-        scales.append(books.state.scale.item())
+        scales.append(case.scaling.scale.item())
         expected.append(plain.scale)
     assert scales == expected
     assert len(set(scales)) > 3
@@ -73,16 +73,16 @@ def test_a_recorded_run_gives_the_scales_of_the_rule(device, run):
 def test_other_factors_move_within_one_ulp_a_move(device, seed):
     rng = random.Random(seed)
     policy = any_policy(rng)
-    books = Books(policy, device, "triton")
+    case = UpdateCase(policy, device, "triton")
     for _ in range(10):
-        before, finite = ScaleState(*books.plain_state()), rng.random() < 0.6
-        books.end(float(not finite))
+        before, finite = ScaleState(*case.plain_scaling()), rng.random() < 0.6
+        case.end(float(not finite))
         seen = Observed(finite, 1.0, True)
         plain = policy.next_state(before, seen, PYTHON.where)
         ulp = plain.scale * 2.0**-23
-        assert abs(books.state.scale.item() - plain.scale) <= ulp
-        assert books.plain_state()[1:] == plain[1:]
-        assert policy.min_scale <= books.state.scale.item() <= policy.max_scale
+        assert abs(case.scaling.scale.item() - plain.scale) <= ulp
+        assert case.plain_scaling()[1:] == plain[1:]
+        assert policy.min_scale <= case.scaling.scale.item() <= policy.max_scale
 
 
 NUMBERS = st.sampled_from([0.0, 1.5, 2.0**100, INF, NAN])
@@ -95,6 +95,7 @@ STEPS = st.fixed_dictionaries(
         "amax": st.none() | NUMBERS,
         "loss_trace": st.sampled_from([0.0, NAN]),
         "refused": st.sampled_from([0.0, 1.0]),
+        "loss": NUMBERS,
         "scale": st.sampled_from([8.0, 3.0]),
         "stepped": st.booleans(),
     }
@@ -116,10 +117,10 @@ FEW_POLICIES = st.sampled_from(
     steps=st.lists(STEPS, min_size=1, max_size=9),
 )
 @settings(max_examples=60)
-def test_all_that_is_written_equals_what_the_plain_operations_write(
-    device, policy, hold, steps
-):
-    by_kernel, by_torch = (Books(policy, device, kind) for kind in ("triton", "plain"))
+def test_every_tensor_equals_that_of_the_plain_operations(device, policy, hold, steps):
+    by_kernel, by_torch = (
+        UpdateCase(policy, device, kind) for kind in ("triton", "plain")
+    )
     for step in steps:
         by_kernel.end(hold=hold, **step)
         by_torch.end(hold=hold, **step)
@@ -128,22 +129,22 @@ def test_all_that_is_written_equals_what_the_plain_operations_write(
 
 def test_rows_go_round_the_ring(device):
     by_kernel, by_torch = (
-        Books(DynamicScale(), device, kind) for kind in ("triton", "plain")
+        UpdateCase(DynamicScale(), device, kind) for kind in ("triton", "plain")
     )
     for step in range(RING + 3):
         by_kernel.end(scale=float(step + 1))
         by_torch.end(scale=float(step + 1))
     assert by_kernel.shown() == by_torch.shown()
-    assert by_kernel.ledger.ring.amax().item() == RING + 3
+    assert by_kernel.state.ring[:, ROW.index("scale")].amax() == RING + 3
 
 
 def test_every_tensor_is_written_in_place(device):
-    books = Books(DynamicScale(growth_interval=1), device, "triton")
-    before = {name: value.data_ptr() for name, value in books.tensors().items()}
-    books.end(1.0)
-    after = {name: value.data_ptr() for name, value in books.tensors().items()}
+    case = UpdateCase(DynamicScale(growth_interval=1), device, "triton")
+    before = {name: value.data_ptr() for name, value in case.tensors().items()}
+    case.end(1.0)
+    after = {name: value.data_ptr() for name, value in case.tensors().items()}
     assert after == before
-    assert books.state.scale.item() == 2.0**15
+    assert case.scaling.scale.item() == 2.0**15
 
 
 @pytest.mark.parametrize("growth_factor", [2.0, 3.0, 2.0**100])
@@ -154,25 +155,25 @@ def test_a_product_that_overflows_is_clipped_to_max_scale(device, growth_factor)
         growth_factor=growth_factor,
         growth_interval=1,
     )
-    books = Books(policy, device, "triton")
-    books.end()
-    assert books.state.scale.item() == HIGHEST_SCALE
+    case = UpdateCase(policy, device, "triton")
+    case.end()
+    assert case.scaling.scale.item() == HIGHEST_SCALE
 
 
 def test_a_product_that_underflows_is_clipped_to_min_scale(device):
     policy = DynamicScale(
         init_scale=LOWEST_SCALE, min_scale=LOWEST_SCALE, backoff_factor=2.0**-100
     )
-    books = Books(policy, device, "triton")
-    books.end(1.0)
-    assert books.state.scale.item() == LOWEST_SCALE
+    case = UpdateCase(policy, device, "triton")
+    case.end(1.0)
+    assert case.scaling.scale.item() == LOWEST_SCALE
 
 
 def test_a_count_beyond_the_interval_grows_at_once(device):
-    books = Books(DynamicScale(init_scale=4.0, growth_interval=3), device, "triton")
-    books.state.finite_steps.fill_(7)
-    books.end()
-    assert books.plain_state() == (8.0, 0, 0)
+    case = UpdateCase(DynamicScale(init_scale=4.0, growth_interval=3), device, "triton")
+    case.scaling.finite_steps.fill_(7)
+    case.end()
+    assert case.plain_scaling() == (8.0, 0, 0)
 
 
 def _scaler_run(device, kind, guard):
@@ -189,7 +190,7 @@ def _scaler_run(device, kind, guard):
         scaler.scale(loss).backward()
         scaler.clip_grad_norm_(optimizer, 1.0)
         scaler.step(optimizer)
-        # The end of the step alone: what comes before it has kernels of its own.
+        # The end of the step alone: earlier stages have kernels of their own.
         scaler._kernels = kind
         scaler.update()
         scaler._kernels = "plain"

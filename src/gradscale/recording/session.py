@@ -1,0 +1,219 @@
+"""One recorded run: judge, run file, sinks and console behind one call a step."""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from gradscale.core.records import StepRecord
+from gradscale.errors import HopelessRun, StateError
+from gradscale.judge.findings import Finding
+from gradscale.judge.judge import Judge, Judgement
+from gradscale.recording.bundle import write_bundle
+from gradscale.recording.console import say
+from gradscale.recording.process import FindProcess, process_from_environment
+from gradscale.recording.recorder import Recorder
+from gradscale.runfile import TensorSample
+
+# Steps in a bundle.
+BUNDLED_STEPS = 50
+# The folder of bundles if there is no run file to put them beside.
+BUNDLES = Path()
+
+
+class Sink(Protocol):
+    """Receives every judged step; see `gradscale.sinks`."""
+
+    def see(self, record: StepRecord, judgement: Judgement) -> None:
+        """Receive one step."""
+
+
+class RecordedRun:
+    """Judges the steps of a run; writes them, passes them to sinks, prints findings.
+
+    The part of recording that all frameworks share. A framework room builds one
+    `StepRecord` a step and calls `record_step`. Not thread-safe.
+
+    >>> run = RecordedRun()
+    >>> for step in range(1, 4):
+    ...     record = StepRecord(step, 65536.0, True, True)
+    ...     print(run.record_step(record).verdict)
+    ok
+    ok
+    ok
+    >>> run.close()
+
+    Args:
+        recorder: Writes the run file; None to write none.
+        sinks: Each receives every record and its judgement, in this order.
+        guard: "raise" raises HopelessRun when no scale can help; "report" never does.
+        quiet: Findings are recorded and not printed; so it is if the recorder is quiet.
+        process: Returns the rank of this process; only rank 0 prints and writes
+            bundles. Called when there is something to print.
+        versions: Versions of the framework, for the bundle.
+        reported_elsewhere: Codes of findings that the framework room reports itself;
+            they are recorded and not printed.
+        raised_elsewhere: Codes of findings for which the framework room raises itself.
+
+    Attributes:
+        judge: Judges the steps.
+        recorder: As given; None once its file could not be created.
+        records: The last steps, for a bundle.
+    """
+
+    def __init__(
+        self,
+        *,
+        recorder: Recorder | None = None,
+        sinks: Iterable[Sink] = (),
+        guard: Literal["report", "raise"] = "report",
+        quiet: bool = False,
+        process: FindProcess = process_from_environment,
+        versions: Mapping[str, str] | None = None,
+        reported_elsewhere: Collection[str] = (),
+        raised_elsewhere: Collection[str] = (),
+    ) -> None:
+        self.judge = Judge()
+        self.recorder = recorder
+        self.records: deque[StepRecord] = deque(maxlen=BUNDLED_STEPS)
+        self._sinks = list(sinks)
+        self._guard = guard
+        self._quiet = quiet
+        self._process = process
+        self._versions = dict(versions or {})
+        self._reported_elsewhere = frozenset(reported_elsewhere)
+        self._raised_elsewhere = frozenset(raised_elsewhere)
+        self._last_finding: Finding | None = None
+
+    @property
+    def observed(self) -> bool:
+        """True if there is a run file or a sink."""
+        return self.recorder is not None or bool(self._sinks)
+
+    def begin(self) -> None:
+        """Create the run file, if this process writes one.
+
+        Raises:
+            StateError: It exists already or cannot be created.
+        """
+        if self.recorder is not None:
+            self.recorder.begin()
+
+    def record_step(
+        self,
+        record: StepRecord,
+        culprits: Sequence[str] = (),
+        peaks: Mapping[str, float] | None = None,
+        sample: Mapping[str, TensorSample] | None = None,
+        *,
+        state: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> Judgement:
+        """Judge one step, record it and report its findings. Never waits for the disk.
+
+        An error of the run file stops the recording and is reported once; it is not
+        raised. Call `begin` first to have it raised.
+
+        Args:
+            record: The step's facts. Steps come in order.
+            culprits: The names of the tensors that were not finite.
+            peaks: The largest scaled magnitude of each tensor, for a step with an
+                event or a sampled one. Do not change it afterwards.
+            sample: The counts of the underflow meter by tensor, likewise.
+            state: Returns the scaler's state, for the bundle of a run that is stopped;
+                None to stop nothing.
+
+        Raises:
+            HopelessRun: No scale can help, `guard` is "raise" and `state` is given.
+        """
+        judgement = self.judge.see(record, culprits)
+        self.records.append(record)
+        self._write(record, judgement, culprits, peaks, sample)
+        for sink in self._sinks:
+            sink.see(record, judgement)
+        for finding in judgement.findings:
+            self._report_finding(finding, state)
+        return judgement
+
+    def report(self, text: str, *, normal: bool = False) -> None:
+        """Log a text, or print it to stderr where no log handler is set; on rank 0.
+
+        Args:
+            text: May have several lines.
+            normal: It reports no problem.
+        """
+        if not self._quiet:
+            say(text, self.recorder, rank=self._process().rank, normal=normal)
+
+    def write_bundle(
+        self,
+        parent: Path,
+        state: Mapping[str, Any],
+        save_batch: Callable[[Path], None] | None = None,
+    ) -> Path:
+        """Write a bundle of the last judged steps; return its folder.
+
+        Args:
+            parent: The folder in which it is created.
+            state: The scaler's state.
+            save_batch: Writes the batch to a given file; None to leave it out.
+        """
+        records, versions = list(self.records), self._versions
+        return write_bundle(
+            parent, self._last_finding, records, state, versions, save_batch
+        )
+
+    def close(self, end: str = "closed", **facts: object) -> None:
+        """Close the run file; a second call does nothing.
+
+        Args:
+            end: The end state, in a word.
+            facts: Further facts about the end, JSON values.
+        """
+        if self.recorder is not None:
+            self.recorder.close(end, **facts)
+
+    def _write(
+        self,
+        record: StepRecord,
+        judgement: Judgement,
+        culprits: Sequence[str],
+        peaks: Mapping[str, float] | None,
+        sample: Mapping[str, TensorSample] | None,
+    ) -> None:
+        if self.recorder is None:
+            return
+        try:
+            self.begin()
+        except StateError as error:
+            self.recorder = None
+            self.report(str(error))
+            return
+        self.recorder.see(record, judgement, culprits, peaks)
+        if sample is not None:
+            self.recorder.sample(record.step, sample)
+
+    def _report_finding(
+        self, finding: Finding, state: Callable[[], Mapping[str, Any]] | None
+    ) -> None:
+        self._last_finding = finding
+        text, stop = finding.text(), False
+        if finding.hopeless and self._guard == "raise" and state is not None:
+            text += self._bundle_line(state)
+            stop = finding.code not in self._raised_elsewhere
+        if finding.code not in self._reported_elsewhere:
+            self.report(text, normal=finding.normal)
+        if stop:
+            raise HopelessRun(text, code=finding.code)
+
+    def _bundle_line(self, state: Callable[[], Mapping[str, Any]]) -> str:
+        """Write a bundle on rank 0; return the line that names it."""
+        if self._process().rank != 0:
+            return ""
+        path = None if self.recorder is None else self.recorder.path
+        try:
+            folder = self.write_bundle(
+                BUNDLES if path is None else path.parent, state()
+            )
+        except OSError as error:
+            return f"\n  bundle none: it could not be written ({error})"
+        return f"\n  bundle {folder}"
