@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+import gradscale
 from docs import measured, render
 from gradscale.judge.catalogue import CATALOGUE
 
 DOCS = Path(render.__file__).parent
+SOURCE = Path(gradscale.__file__).parent
 
 
 @pytest.fixture
@@ -78,6 +80,17 @@ def test_a_code_has_a_heading_that_the_table_links_to(entry):
     assert f"(#{render.anchor(entry)})" in page
     anchor = f'<a id="{render.anchor(entry)}"></a>'
     assert f"\n{anchor}\n\n## {entry.code} {entry.name}\n" in page
+
+
+ROOMS = "core|judge|runfile|recording|torch|jax|diagnosis|report|cli"
+
+
+def test_files_named_on_the_page_of_the_architecture_exist():
+    text = (DOCS / "how-it-is-built.md").read_text(encoding="utf-8")
+    named = set(re.findall(rf"`((?:{ROOMS})/[\w/]+\.py)`", text))
+    missing = {file for file in named if not (SOURCE / file).exists()}
+    assert len(named) > 30
+    assert missing == set()
 
 
 PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
