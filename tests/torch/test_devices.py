@@ -11,7 +11,6 @@ from gradscale import ConfigError, GradscaleWarning
 from gradscale.torch import GradScaler
 from gradscale.torch.devices import device_type, is_available
 from gradscale.torch.grads.read_plain import read_on_device
-from gradscale.torch.grads.unscale import inverse
 from tests.torch.training import INF, backward, parameter
 
 
@@ -136,11 +135,6 @@ def test_reading_on_a_device_without_f64_makes_none(dtype, norm_type):
         peak, each, norm = read_on_device(grads, norm_type)
     assert (peak.dtype, each.dtype) == (torch.float32, torch.float32)
     assert norm is None or norm.dtype is torch.float32
-
-
-def test_the_inverse_makes_no_f64():
-    with NoF64():
-        assert inverse(torch.tensor(3.0)).dtype is torch.float32
 
 
 def test_the_scale_is_on_the_device_of_the_first_loss():

@@ -1,6 +1,5 @@
 """When kernels are taken, and what happens where one cannot be built or launched."""
 
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -8,13 +7,13 @@ import torch
 
 from gradscale.errors import ConfigError, GradscaleWarning
 from gradscale.torch import GradScaler, kernels, optim
-from gradscale.torch.device_state import update as settling
-from gradscale.torch.kernels import adam, launch, momentum, readers
+from gradscale.torch.device_state import update as device_update
+from gradscale.torch.device_state import update_kernel
+from gradscale.torch.kernels import adam, grad_reader, launch, momentum
 from gradscale.torch.kernels import decide as deciding
 from gradscale.torch.kernels import optimizer_pass as updating
 from gradscale.torch.kernels import read as reading
 from gradscale.torch.kernels import step_counter as counting
-from gradscale.torch.kernels import update as kernel_settling
 from tests.torch.training import backward
 
 CPU, CUDA, META = (torch.device(kind) for kind in ("cpu", "cuda", "meta"))
@@ -140,12 +139,11 @@ class Broken:
 
 KERNELS = {
     "read": (reading, "_read"),
-    "gather": (reading, "_gather"),
     "decide": (deciding, "_gather_and_decide"),
     "adam": (adam, "_own"),
     "momentum": (momentum, "_momentum"),
     "count": (counting, "_count"),
-    "settle": (kernel_settling, "_settle"),
+    "update": (update_kernel, "_update"),
 }
 OPTIMIZERS = {
     "AdamW": lambda p, k: optim.AdamW(p, lr=0.125, kernels=k),
@@ -174,7 +172,7 @@ def train(make, kind, device, norm_type=2.0):
 @pytest.fixture
 def auto_runs(monkeypatch):
     """Let "auto" take kernels wherever they run: here, in the interpreter too."""
-    for module in (readers, updating, settling):
+    for module in (grad_reader, updating, device_update):
         monkeypatch.setattr(module, "usable", lambda kind, device: kind != "plain")
 
 
@@ -185,12 +183,6 @@ def needs(name, optimizer):
         "momentum": optimizer != "AdamW",
         "count": optimizer != "Lion",
     }.get(name, True)
-
-
-def norm_for(name):
-    """Return an order of the norm for which that kernel is launched."""
-    # A clip by the 2-norm is decided on in the launch that gathers.
-    return math.inf if name == "gather" else 2.0
 
 
 CASES = [(k, o) for k in KERNELS for o in OPTIMIZERS if needs(k, o)]
@@ -207,9 +199,8 @@ def test_a_kernel_that_fails_after_the_probe_is_an_error(
 ):
     module, kernel = KERNELS[name]
     monkeypatch.setattr(module, kernel, Broken())
-    make, norm_type = OPTIMIZERS[optimizer], norm_for(name)
     with pytest.raises(RuntimeError, match="no ptxas"):
-        train(make, kind, device, norm_type=norm_type)
+        train(OPTIMIZERS[optimizer], kind, device)
 
 
 def test_a_scaler_and_an_optimizer_without_triton_run_by_plain_operations(

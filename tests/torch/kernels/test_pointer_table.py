@@ -6,7 +6,7 @@ from array import array
 import pytest
 import torch
 
-from gradscale.torch.grads.collect import gather
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.kernels import pointer_table as tables
 from gradscale.torch.kernels.pointer_table import (
     PointerTable,
@@ -398,7 +398,7 @@ def test_a_snapshot_of_the_gradients_is_trusted(device, monkeypatch):
     for param in params:
         param.grad = torch.ones_like(param)
     grads = [param.grad for param in params]
-    snapshot = gather(params, allow_fp16=False)
+    snapshot = collect(params, allow_fp16=False)
     whole = layout_of([params, grads, grads])
     seen = []
     monkeypatch.setattr(
