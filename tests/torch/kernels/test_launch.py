@@ -171,9 +171,9 @@ def test_a_kernel_of_the_interpreter_is_always_run_by_it(started):
 
 def test_tables_that_always_change_their_size_do_not_pile_up(started):
     launch = launch_of(Compiled(started))
-    for programs in range(1, 3 * launching.STARTS):
+    for programs in range(1, 3 * launching.LAUNCHERS):
         launch(programs, (F32, F16), (1.0,), WIDE=True, MORE=2)
-    assert len(launch._starts) <= launching.STARTS
+    assert len(launch._launchers) <= launching.LAUNCHERS
 
 
 def test_constants_out_of_order_are_refused(started):

@@ -1,8 +1,8 @@
-"""Starting a kernel without binding and inspecting each argument every time.
+"""Launches compiled kernels without binding and inspecting each argument every time.
 
 Triton does both in every launch, which takes longer than a small kernel runs. Here the
-compiled kernel is kept and started directly, as Triton's own tutorial on the fused
-softmax does it; and where nobody listens to launches, nothing is made up for listeners.
+compiled kernel is kept and launched directly, as in Triton's own tutorial on the fused
+softmax; launch metadata are made only where a launch hook is installed.
 """
 
 import inspect
@@ -20,10 +20,10 @@ from triton.compiler import CompiledKernel
 from gradscale.errors import GradscaleWarning
 
 _DTYPE = attrgetter("dtype")
-# Starts that are kept for one kernel; more than any run has tables of other sizes.
-STARTS = 64
+# Launchers that are kept for one kernel; a run has fewer tables of different sizes.
+LAUNCHERS = 64
 _LARGEST_I32 = 2**31 - 1
-# Of a compiled kernel, and of Triton's settings: what hears of launches.
+# Attributes of a compiled kernel, and of Triton's settings: its launch hooks.
 _PARTS = "run", "function", "packed_metadata"
 _CHAINS = "launch_enter_hook", "launch_exit_hook"
 
@@ -32,25 +32,25 @@ _raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def launched(**options: Any) -> Callable[[Callable[..., None]], "Launch"]:
-    """Make a function in Triton's language a kernel to be launched.
+    """Return a decorator that makes a function in Triton's language a `Launch`.
 
     Args:
-        options: How it is compiled, such as `num_warps`.
+        options: Compile options, such as `num_warps`.
     """
     return lambda body: Launch(body, options)
 
 
 class Launch:
-    """Starts one kernel.
+    """Launches one kernel.
 
-    Its arguments are pointers, then numbers, then constants. Triton is told to
-    specialise on none but the constants: it compiles once for each device, dtypes of
-    the pointers, widths of the numbers and constants, and for nothing else. These are
-    the key of what is kept. Settings of Triton that change after the first launch are
-    not seen, its launch hooks are.
+    Its arguments are pointers, then numbers, then constants. Triton specialises on the
+    constants only: it compiles once for each device, dtypes of the pointers, widths of
+    the numbers and values of the constants. These are the key of the kept launchers.
+    Changes of Triton's settings after the first launch have no effect, except for its
+    launch hooks.
 
     Attributes:
-        body: The kernel as it is written.
+        body: The kernel's function.
     """
 
     def __init__(self, body: Callable[..., None], options: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ class Launch:
         others = [p.name for p in found if p.annotation is not tl.constexpr]
         self._kernel = triton.jit(body, do_not_specialize=others)
         self._options = options
-        self._starts: dict[Any, Callable[..., None]] = {}
+        self._launchers: dict[Any, Callable[..., None]] = {}
 
     def __call__(
         self,
@@ -72,72 +72,72 @@ class Launch:
         """Launch the kernel on the current device. No host sync.
 
         Args:
-            programs: How many there are to be.
+            programs: The number of programs.
             pointers: On that device; not empty.
             numbers: float, or int from 0 up.
-            constants: In the order of the kernel. At each place of one type alone, for
-                1 and True are the same key.
+            constants: In the order of the kernel. Each always of one type, since 1 and
+                True are the same key.
         """
         values = constants.values()
         key = programs, *key_of(pointers, numbers, values)
-        start = self._starts.get(key)
-        if start is not None and _direct:
+        launch = self._launchers.get(key)
+        if launch is not None and _direct:
             try:
-                start(*pointers, *numbers, *values, stream=_stream_of(pointers[0]))
+                launch(*pointers, *numbers, *values, stream=_stream_of(pointers[0]))
                 return
             except (AttributeError, TypeError) as error:
-                # Before anything ran: these are about the call, not the kernel.
-                _launch_as_triton_does(error)
+                # Raised by the call, before the kernel runs.
+                _use_tritons_launcher(error)
         assert list(constants) == self._constants
         kernel = self._kernel[(programs,)]
         made = kernel(*pointers, *numbers, **constants, **self._options)
-        # The interpreter makes none.
+        # The interpreter returns none.
         if isinstance(made, CompiledKernel) and _direct:
             self._keep(key, programs, made)
 
     def _keep(self, key: Any, programs: int, made: CompiledKernel) -> None:
-        if len(self._starts) >= STARTS:
-            self._starts.clear()
+        if len(self._launchers) >= LAUNCHERS:
+            self._launchers.clear()
         try:
-            self._starts[key] = _start_of(made, programs)
+            self._launchers[key] = _launcher_of(made, programs)
         except (AttributeError, TypeError) as error:
-            # Not to be raised: the kernel was launched.
-            _launch_as_triton_does(error)
+            # Not raised: the kernel was launched.
+            _use_tritons_launcher(error)
 
 
-def _start_of(made: Any, programs: int) -> Callable[..., None]:
-    """Return what starts a compiled kernel on so many programs.
+def _launcher_of(made: Any, programs: int) -> Callable[..., None]:
+    """Return a function that launches a compiled kernel with this many programs.
 
-    Triton's own way makes up metadata and calls two chains of hooks, empty or not: a
-    third of a launch.
+    Triton's own launcher makes metadata and calls two chains of hooks, also empty ones:
+    a third of the time of a launch.
     """
-    heard = made[programs, 1, 1]
+    hooked = made[programs, 1, 1]
     parts: list[Any] = [getattr(made, name, None) for name in _PARTS]
     runtime: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
     chains: list[Any] = [getattr(runtime, name, None) for name in _CHAINS]
     if None in parts or not all(hasattr(chain, "calls") for chain in chains):
-        return heard
+        return hooked
     (run, function, packed), (enter, leave) = parts, chains
 
-    def start(*args: Any, stream: Any) -> None:
-        # Somebody may have put another hook in the place of a chain.
-        unheard = (
+    def launch(*args: Any, stream: Any) -> None:
+        # A hook may have been assigned in place of a chain.
+        no_hooks = (
             runtime.launch_enter_hook is enter
             and runtime.launch_exit_hook is leave
             and not (enter.calls or leave.calls)
         )
-        if unheard and stream is not None:
+        if no_hooks and stream is not None:
             run(programs, 1, 1, stream, function, packed, None, None, None, *args)
         else:
-            heard(*args, stream=stream)
+            hooked(*args, stream=stream)
 
-    return start
+    return launch
 
 
 def _stream_of(pointer: Tensor) -> Any:
-    """Return the current stream as Triton wants it; None to let Triton ask for it.
+    """Return the handle of the current stream; None to let Triton look it up.
 
-    Triton's own way is ten times as long.
+    Triton's own look-up takes ten times as long.
     """
     index = pointer.get_device()
     return None if index < 0 or _raw_stream is None else _raw_stream(index)
@@ -146,7 +146,7 @@ def _stream_of(pointer: Tensor) -> Any:
 def key_of(
     pointers: tuple[Tensor, ...], numbers: tuple[float, ...], constants: Iterable[Any]
 ) -> tuple[Any, ...]:
-    """Return what a compiled kernel is for; the options belong to the kernel itself."""
+    """Return the key of a compiled kernel; its options are fixed by the `Launch`."""
     return (
         pointers[0].get_device(),
         *map(_DTYPE, pointers),
@@ -156,17 +156,17 @@ def key_of(
     )
 
 
-def _launch_as_triton_does(error: Exception) -> None:
-    """Start no kernel directly any more; say so once, with the reason."""
+def _use_tritons_launcher(error: Exception) -> None:
+    """Launch all kernels by Triton's own launcher from now on; warn once."""
     global _direct
     if _direct:
         _direct = False
         warnings.warn(
             GradscaleWarning(
-                f"Triton {triton.__version__} does not start a compiled kernel as was "
-                f"expected ({type(error).__name__}: {error}). Its own way is taken "
-                "from here on: the results are the same, and each launch costs the "
-                "host some microseconds more. Update gradscale, or leave it so.",
+                f"Triton {triton.__version__} does not launch a compiled kernel as "
+                f"expected ({type(error).__name__}: {error}). Its own launcher is used "
+                "from now on: the results are the same, and each launch takes the host "
+                "some microseconds more. Update gradscale, or ignore this warning.",
                 code="GS110",
             ),
             stacklevel=4,
@@ -178,6 +178,6 @@ def probe_(out: Tensor) -> None:
     _probe(1, (out,), (), VALUE=1)
 
 
-@launched(num_warps=1)
+@launched(num_warps=1, enable_fp_fusion=True)
 def _probe(out_ptr, VALUE: tl.constexpr):
     tl.store(out_ptr, VALUE)

@@ -75,13 +75,18 @@ def layout_of(
         steps: f32[] each, step counts for one more row.
         grads: A snapshot of the second list, all of one kind: it is not read again.
     """
-    read = [one for i, one in enumerate(lists) if i != 1 or grads is None]
-    rows = list(map(addresses, read))
-    sizes = [numbers(map(Tensor.numel, one)) for one in read]
-    contiguous = all(all(map(Tensor.is_contiguous, one)) for one in read)
-    if grads is not None:
-        rows.insert(1, grads.addresses)
-        sizes.append(grads.numels)
+    rows: list[Numbers] = []
+    sizes: list[Numbers] = []
+    contiguous = True
+    # List by list: its tensors stay in the cache for the next pass.
+    for i, one in enumerate(lists):
+        if i == 1 and grads is not None:
+            rows.append(grads.addresses)
+            sizes.append(grads.numels)
+            continue
+        rows.append(addresses(one))
+        sizes.append(numbers(map(Tensor.numel, one)))
+        contiguous = contiguous and all(map(Tensor.is_contiguous, one))
     if steps:
         rows.append(addresses(steps))
     return Layout(rows, sizes[0], all(n == sizes[0] for n in sizes), contiguous)

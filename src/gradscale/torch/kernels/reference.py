@@ -1,8 +1,8 @@
-"""What the kernels compute, in plain torch operations on any device. No host sync.
+"""The results of the kernels, in plain torch operations on any device. No host sync.
 
-The passes of the optimizers take any strides, one tensor at a time, so that no more
-than a few temporaries of one tensor's size exist at once. Their arithmetic is in the
-dtype of the state: f32, or f64 for f64 parameters. The end of a step is in
+The optimizer passes take any strides, and one tensor at a time, so that only a few
+temporaries of one tensor's size exist at once. They compute in the dtype of the state:
+f32, or f64 for f64 parameters. The end of a step is in
 `gradscale.torch.device_state.update`.
 """
 
@@ -139,7 +139,7 @@ def decide(stats: TensorStats, scale: Tensor, max_norm: float | None) -> Decisio
 
 
 def adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
-    """Step by Adam or AdamW, or leave all untouched."""
+    """Step by Adam or AdamW, or leave all unchanged."""
     skip = _skip(amp)
     wide = lists.exp_avgs[0].dtype
     taken = torch.stack(lists.steps).to(wide) + 1.0
@@ -152,8 +152,8 @@ def adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
             grad = -grad
         start = exact
         if config.weight_decay and config.decoupled:
-            # Not start * (1 - lr * weight_decay): the factor is next to 1, and its
-            # rounding would be a decay of its own.
+            # Not start * (1 - lr * weight_decay): the rounding error of a factor so
+            # close to 1 is a decay of its own.
             start = exact - exact * (config.lr * config.weight_decay)
         elif config.weight_decay:
             grad = grad + exact * config.weight_decay
@@ -174,7 +174,7 @@ def adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
 
 
 def sgd_(lists: MomentumLists, config: SgdConfig, amp: AmpArgs) -> None:
-    """Step by SGD, or leave all untouched."""
+    """Step by SGD, or leave all unchanged."""
     skip = _skip(amp)
     for i, param in enumerate(lists.params):
         exact = lists.masters[i] if lists.masters else param
@@ -188,7 +188,7 @@ def sgd_(lists: MomentumLists, config: SgdConfig, amp: AmpArgs) -> None:
                 1.0 - config.dampening
             )
             if lists.steps:
-                # The first step that is taken is not dampened.
+                # The first step taken is not dampened.
                 momentum = torch.where(lists.steps[i] == 0.0, grad, momentum)
             grad = grad + momentum * config.momentum if config.nesterov else momentum
             _put_(lists.momenta[i], momentum, skip)
@@ -197,7 +197,7 @@ def sgd_(lists: MomentumLists, config: SgdConfig, amp: AmpArgs) -> None:
 
 
 def lion_(lists: MomentumLists, config: LionConfig, amp: AmpArgs) -> None:
-    """Step by Lion, or leave all untouched. arXiv 2302.06675, algorithm 2."""
+    """Step by Lion, or leave all unchanged. arXiv 2302.06675, algorithm 2."""
     skip = _skip(amp)
     for i, param in enumerate(lists.params):
         exact = lists.masters[i] if lists.masters else param
@@ -229,7 +229,7 @@ def _unscaled(
 
 
 def _one_minus_power(base: float, exponents: Tensor) -> Tensor:
-    # 1 - 0.999 ** 1 taken in f32 has four digits left; expm1 keeps them all.
+    # 1 - 0.999 ** 1 in f32 has four digits left; expm1 keeps all of them.
     log = math.log(base) if base > 0.0 else -math.inf
     return -torch.expm1(exponents * log)
 
@@ -247,7 +247,7 @@ def _put_(kept: Tensor, new: Tensor, skip: Tensor | None) -> None:
 
 
 def count_(steps: list[Tensor], found_inf: Tensor | None) -> None:
-    """Add 1 to each f32[], unless the flag says skip.
+    """Add 1 to each f32[], unless `found_inf` is set.
 
     Args:
         steps: On one device.
@@ -259,7 +259,7 @@ def count_(steps: list[Tensor], found_inf: Tensor | None) -> None:
         torch._foreach_add_(steps, 1.0)
         return
     taken = (found_inf == 0.0).to(steps[0].dtype)
-    # A list, not one tensor for all: some devices would read that one on the host.
+    # A list of tensors: some devices read a single one on the host.
     torch._foreach_add_(steps, [taken] * len(steps))
 
 

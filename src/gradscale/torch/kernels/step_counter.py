@@ -1,4 +1,4 @@
-"""Counting the steps of many tensors, in one launch."""
+"""Increments and takes back the step counts of many tensors, in one launch."""
 
 import triton.language as tl
 from torch import Tensor
@@ -10,11 +10,11 @@ BLOCK = 256
 
 
 def count_(table: Table, row: int, found_inf: Tensor | None) -> None:
-    """Add 1 to each f32[] whose address stands in a row, unless the flag says skip.
+    """Add 1 to each f32[] whose address is in a row, unless `found_inf` is set.
 
     Args:
-        table: Of any lists.
-        row: The row of the counts, counted from the first of the table.
+        table: Any pointer table.
+        row: The row of the counts, from 0 for the first of the table.
         found_inf: f32[], 0 to count; None is 0.
     """
     _count(
@@ -37,7 +37,7 @@ def _count(
     BLOCK: tl.constexpr,
 ):
     if CHECKED:
-        # Flags from elsewhere may be sums.
+        # A flag of another library may be a count.
         if tl.load(found_ptr) != 0.0:
             return
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -49,12 +49,12 @@ def _count(
 
 
 def take_back_(table: Table, row: int, found_inf: Tensor) -> None:
-    """Subtract the flag from each f32[] whose address stands in a row.
+    """Subtract `found_inf` from each f32[] whose address is in a row.
 
     Args:
-        table: Of any lists.
-        row: The row of the counts, counted from the first of the table.
-        found_inf: f32[], 0 to leave them as they are.
+        table: Any pointer table.
+        row: The row of the counts, from 0 for the first of the table.
+        found_inf: f32[], 0 to change nothing.
     """
     _take_back(
         -(-table.tensors // BLOCK),

@@ -1,4 +1,4 @@
-"""Optimizers that unscale, skip and step in one pass, with exact master weights."""
+"""Optimizers that unscale, skip and step in one pass, with f32 master weights."""
 
 from gradscale.torch.optim.adam import Adam, AdamW
 from gradscale.torch.optim.lion import Lion

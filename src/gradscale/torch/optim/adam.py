@@ -1,4 +1,4 @@
-"""Adam and AdamW in one pass."""
+"""Adam and AdamW, each step in one pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,18 +26,18 @@ class Adam(FusedOptimizer, torch.optim.Adam):
     """Adam as in `torch.optim.Adam`, in one pass with unscaling and the skip.
 
     All arguments up to `decoupled_weight_decay` are those of torch. `foreach`, `fused`
-    and `capturable` are kept in the groups for checkpoints and change nothing: there
-    is one pass, and it can be captured. `differentiable=True` is refused. An `lr` that
-    lies on a device is never read on the host.
+    and `capturable` are stored in the groups for checkpoints and have no effect: every
+    step is one pass, which can be captured. `differentiable=True` is refused. An `lr`
+    on a device is never read on the host.
 
-    f16 and bf16 parameters have an f32 master in `state[p]["master"]`; the moments are
-    f32 too.
+    f16 and bf16 parameters have an f32 master in `state[p]["master"]`; their moments
+    are f32 too.
 
     Args:
         write_back: Write the unscaled gradients into `.grad`, as torch's fused
-            optimizers do. Without it `.grad` is left as it came.
-        kernels: "auto" for Triton where it runs, "plain" for torch operations only,
-            "triton" to insist.
+            optimizers do. Otherwise `.grad` is not changed.
+        kernels: "auto" for Triton where it works, "plain" for torch operations only,
+            "triton" to raise where Triton does not work.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = Adam([weight], lr=0.5)
@@ -123,8 +123,8 @@ class Adam(FusedOptimizer, torch.optim.Adam):
 class AdamW(Adam, torch.optim.AdamW):
     """AdamW as in `torch.optim.AdamW`, in one pass with unscaling and the skip.
 
-    All arguments up to `fused` are those of torch; see `Adam` for how they are taken,
-    for the two others, and for f16 and bf16 parameters.
+    All arguments up to `fused` are those of torch; see `Adam` for their effect, for the
+    two others, and for f16 and bf16 parameters.
 
     >>> from gradscale.torch import GradScaler
     >>> weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))

@@ -83,7 +83,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             batch = step.batch
             if batch.device not in amp:
                 amp[batch.device] = self._amp_args(batch.device)
-            batch.update_masters_()
+            batch.update_masters_(step.layout)
             self.update_(step, amp[batch.device])
             batch.note_own_write()
         return loss

@@ -122,15 +122,21 @@ class Batch:
         )
         return grads if fit else None
 
-    def update_masters_(self) -> None:
+    def update_masters_(self, layout: Layout | None) -> None:
         """Copy parameters that were written elsewhere into their masters. No host sync.
 
         An element that still equals its rounded master keeps the digits of the master.
+
+        Args:
+            layout: That of the step, whose first row has the addresses; None if the
+                step has none.
         """
         if MASTER not in self.columns:
             return
         versions = tensor_list.versions(self.owners)
-        addresses = tensor_list.addresses(self.params)
+        addresses = (
+            tensor_list.addresses(self.params) if layout is None else layout.rows[0]
+        )
         keys = tensor_list.storages(self.params)
         now = versions, addresses, keys
         before = self._versions, self._addresses, self._storage_keys

@@ -1,4 +1,4 @@
-"""Lion in one pass."""
+"""Lion, each step in one pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,18 +23,17 @@ from gradscale.torch.optim.state import MASTER
 class Lion(FusedOptimizer):
     """Lion (Chen et al. 2023, arXiv 2302.06675), in one pass with unscaling.
 
-    Every element moves by `lr`, in the direction of the sign of its momentum mixed
-    with its gradient. The paper's advice: 3 to 10 times smaller an `lr` than for
-    AdamW, and a `weight_decay` as many times larger.
+    Every element changes by `lr`, against the sign of a weighted mean of its momentum
+    and its gradient. The paper recommends an `lr` 3 to 10 times smaller than for AdamW,
+    and a `weight_decay` larger by the same factor.
 
     Args:
         params: Parameters, named parameters, or groups of them.
         lr: The size of a step; a number, or a tensor of one element, which is never
-            read on the host if it lies on a device.
-        betas: How much of the momentum goes into the direction, and into the next
-            momentum.
-        weight_decay: Decoupled, times `lr`.
-        maximize: Climb.
+            read on the host if it is on a device.
+        betas: The weights of the momentum in the direction, and in the next momentum.
+        weight_decay: Decoupled, multiplied by `lr`.
+        maximize: Ascend instead of descend.
         write_back: As in `Adam`.
         kernels: As in `Adam`.
 

@@ -1,4 +1,4 @@
-"""The settings of an optimizer: refused when they are given, read in every step."""
+"""Validates the settings of an optimizer, and converts them in each step."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from gradscale.torch.devices import moved
 
 
 def check_lr(lr: Any) -> None:
-    """Refuse a learning rate; one that lies on a device is not read."""
+    """Refuse an invalid learning rate; one on a device is not read."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ConfigError(
-                f"lr is a tensor of {lr.numel()} elements. One learning rate serves "
-                "all parameters of a group. Pass a tensor of one element, or give "
+                f"lr is a tensor of {lr.numel()} elements. A parameter group has one "
+                "learning rate. Pass a tensor of one element, or give "
                 "each parameter group its own lr.",
                 code="GS101",
                 replaces="Tensor lr must be 1-element",
@@ -27,7 +27,7 @@ def check_lr(lr: Any) -> None:
 
 
 def check_betas(betas: Sequence[Any]) -> None:
-    """Refuse decay rates of the moments."""
+    """Refuse invalid decay rates of the moments."""
     for i, beta in enumerate(betas):
         number(f"betas[{i}]", beta)
         _check(
@@ -40,12 +40,12 @@ def check_betas(betas: Sequence[Any]) -> None:
 
 
 def check_eps(eps: Any) -> None:
-    """Refuse a term that is added to the denominator."""
+    """Refuse an invalid eps, the term added to the denominator."""
     _check(eps >= 0.0, "eps", eps, "0 or more", f"Invalid epsilon value: {eps}")
 
 
 def check_weight_decay(weight_decay: Any) -> None:
-    """Refuse a weight decay."""
+    """Refuse an invalid weight decay."""
     number("weight_decay", weight_decay)
     _check(
         weight_decay >= 0.0,
@@ -57,7 +57,7 @@ def check_weight_decay(weight_decay: Any) -> None:
 
 
 def check_momentum(momentum: Any, dampening: Any, nesterov: bool) -> None:
-    """Refuse a momentum, alone or together with what goes with it."""
+    """Refuse an invalid momentum, or one that nesterov cannot use."""
     _check(
         momentum >= 0.0,
         "momentum",
@@ -67,31 +67,31 @@ def check_momentum(momentum: Any, dampening: Any, nesterov: bool) -> None:
     )
     if nesterov and (momentum <= 0.0 or dampening != 0.0):
         raise ConfigError(
-            f"nesterov=True was given with momentum={momentum} and dampening="
-            f"{dampening}. It looks ahead along an undampened momentum. Pass a "
-            "momentum above 0 and leave dampening out.",
+            f"nesterov=True was passed with momentum={momentum} and dampening="
+            f"{dampening}. Nesterov momentum is defined without dampening. Pass a "
+            "momentum above 0 and no dampening.",
             code="GS101",
             replaces="Nesterov momentum requires a momentum and zero dampening",
         )
 
 
 def check_differentiable(differentiable: Any) -> None:
-    """Refuse to be differentiated through."""
+    """Refuse differentiable=True."""
     if differentiable:
         raise ConfigError(
-            "differentiable=True was given. These optimizers write all results in "
-            "place in one pass, and autograd cannot go back through it. Leave it out, "
-            "or use the optimizer of the same name in torch.optim.",
+            "differentiable=True was passed. These optimizers write all results in "
+            "place in one pass, which autograd cannot differentiate. Omit it, or use "
+            "the optimizer of the same name in torch.optim.",
             code="GS101",
         )
 
 
 def number(name: str, value: Any) -> float:
-    """Return a setting as a number; a tensor on a device is refused, not read."""
+    """Return a setting as a float; refuse a tensor on a device, without reading it."""
     if isinstance(value, Tensor) and value.device.type != "cpu":
         raise ConfigError(
             f"{name} is a tensor on {value.device}. Reading it would make the host "
-            "wait for the device in every step. Pass a number; only lr may lie on a "
+            "wait for the device in every step. Pass a number; only lr may be on a "
             "device.",
             code="GS101",
         )
@@ -99,15 +99,15 @@ def number(name: str, value: Any) -> float:
 
 
 def rate_on(lr: Any, device: torch.device, wide: torch.dtype) -> float | Tensor:
-    """Return the learning rate as one pass takes it.
+    """Return the learning rate in the form that a pass takes.
 
     Args:
         lr: A number or a tensor of one element.
-        device: Where the parameters are.
+        device: The device of the parameters.
         wide: The dtype of the arithmetic.
 
     Returns:
-        A number if `lr` can be read without waiting, else a scalar on the device.
+        A float if `lr` can be read without a sync, else a scalar on the device.
     """
     if isinstance(lr, Tensor) and lr.device.type != "cpu":
         return moved(lr.detach().reshape(()).to(wide), device)
@@ -117,9 +117,9 @@ def rate_on(lr: Any, device: torch.device, wide: torch.dtype) -> float | Tensor:
 def _check(holds: Any, name: str, value: Any, must: str, torch_says: str) -> None:
     if not holds:
         raise ConfigError(
-            f"{name}={value} was given. It must be {must}, or the steps would lead "
-            "away from the minimum or to values that are not finite. Change it, or "
-            "leave it out for the default.",
+            f"{name}={value} was passed. It must be {must}, or the optimizer diverges "
+            "or computes values that are not finite. Change it, or omit it for the "
+            "default.",
             code="GS101",
             replaces=torch_says,
         )

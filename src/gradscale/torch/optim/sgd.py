@@ -1,4 +1,4 @@
-"""SGD in one pass."""
+"""SGD, each step in one pass."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,9 +26,9 @@ BUFFER = "momentum_buffer"
 class SGD(FusedOptimizer, torch.optim.SGD):
     """SGD as in `torch.optim.SGD`, in one pass with unscaling and the skip.
 
-    All arguments up to `fused` are those of torch; see `Adam` for how they are taken,
-    for the two others, and for f16 and bf16 parameters. The momentum starts from
-    zeros, so that a skipped first step leaves nothing undefined.
+    All arguments up to `fused` are those of torch; see `Adam` for their effect, for the
+    two others, and for f16 and bf16 parameters. The momentum starts from zeros, so that
+    it is defined after a skipped first step.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = SGD([weight], lr=0.5, momentum=0.5)
@@ -79,7 +79,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         return (BUFFER,) if group["dampening"] == 0 else (STEP, BUFFER)
 
     def first_count(self, state: dict[str, Any]) -> float:
-        """Return 0 if no step was taken yet, else 1: more is never asked for."""
+        """Return 0 if no step was taken yet, else 1: only the first step differs."""
         return 0.0 if state.get(BUFFER) is None else 1.0
 
     def lists(self, batch: Batch, grads: Sequence[Tensor]) -> MomentumLists:
@@ -106,11 +106,11 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         sgd_(lists, config, amp, layout, batch.table)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as torch keeps it. Syncs once if dampening is used.
+        """Return the state in torch's format. Syncs once if dampening is used.
 
-        A momentum before the first step that was taken is None.
+        The momentum is None before the first step that was taken.
         """
-        # The first one, so that the user's own hooks see what torch would show them.
+        # Called first: the user's hooks get the format of torch.
         handle = self.register_state_dict_post_hook(_as_in_torch, prepend=True)
         try:
             return super().state_dict()

@@ -1,4 +1,4 @@
-"""What an optimizer keeps for each parameter: dtypes, first values, adoption."""
+"""The state of a parameter: dtypes, initial values, conversion of loaded entries."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# The dtype of moments and masters, and so of the arithmetic.
+# The dtype of moments and masters, and of the arithmetic.
 WIDE = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
@@ -17,17 +17,17 @@ WIDE = {
     torch.complex128: torch.complex128,
 }
 STEP, MASTER = "step", "master"
-# What a parameter of a state dict may have beside entries that nobody here knows.
+# Entries with the shape of the parameter; others are passed through.
 _OF_PARAMETER_SHAPE = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", MASTER)
 )
 
 
 class Loaded:
-    """One parameter's state on its way through torch's `load_state_dict`.
+    """One parameter's state during torch's `load_state_dict`.
 
-    Torch casts every tensor that it finds to the dtype of the parameter: moments and
-    masters would be rounded. What it does not know it passes on as it is.
+    Torch casts every tensor in a state to the dtype of the parameter, which would round
+    moments and masters. Objects of unknown classes are passed through unchanged.
     """
 
     def __init__(self, state: dict[str, Any]) -> None:
@@ -35,14 +35,14 @@ class Loaded:
 
 
 def needs_master(param: Tensor) -> bool:
-    """Return whether the parameter is only a rounded copy of the exact one."""
+    """Return whether the parameter is the rounded copy of a wider master."""
     return WIDE.get(param.dtype, param.dtype) is not param.dtype
 
 
 def adopt(param: Tensor, name: str, value: Any) -> Any:
-    """Return a kept value as the passes need it: on the device, in the wide dtype.
+    """Return an entry on the device of its parameter and in the wide dtype.
 
-    The very same tensor if it is so already.
+    Returns the same object if nothing has to change.
     """
     if not isinstance(value, Tensor):
         return value
@@ -59,7 +59,7 @@ def adopt(param: Tensor, name: str, value: Any) -> Any:
 
 
 def adopt_loaded(states: dict[Any, Any]) -> None:
-    """Replace each `Loaded` by a state that fits its parameter."""
+    """Replace each `Loaded` by a state converted for its parameter."""
     steps: list[tuple[Tensor, dict[str, Any]]] = []
     for param, held in states.items():
         if not isinstance(held, Loaded):
@@ -67,7 +67,7 @@ def adopt_loaded(states: dict[Any, Any]) -> None:
         state = states[param] = {
             name: value if name == STEP else adopt(param, name, value)
             for name, value in held.state.items()
-            # An f32 parameter is its own master; one kept along would grow stale.
+            # An f32 parameter has no master: a loaded one would become stale.
             if (name != MASTER or needs_master(param)) and not _is_missing(name, value)
         }
         if state.get(STEP) is not None:
@@ -76,20 +76,20 @@ def adopt_loaded(states: dict[Any, Any]) -> None:
 
 
 def _is_missing(name: str, value: Any) -> bool:
-    """Return whether an entry was asked for where there was none.
+    """Return whether an entry is the placeholder of one that was not saved.
 
-    `torch.distributed.checkpoint` asks a flat state dict for what the optimizer has
-    now, and gives {} for what was not saved.
+    `torch.distributed.checkpoint` requests every entry that the optimizer has now from
+    a flat state dict, and fills {} in for those that it lacks.
     """
     known = name == STEP or name in _OF_PARAMETER_SHAPE
     return known and isinstance(value, dict) and not value
 
 
 def share_steps(counted: Iterable[tuple[Tensor, dict[str, Any]]]) -> None:
-    """Make the steps of some parameters views of one tensor on each device.
+    """Make the step counts of some parameters views of one tensor on each device.
 
-    A tensor takes at least 512 bytes on a CUDA device, and thousands that are moved
-    there one by one take thousands of copies.
+    A tensor takes at least 512 bytes on a CUDA device, and moving thousands of them
+    takes thousands of copies.
     """
     places: dict[Any, list[dict[str, Any]]] = {}
     for param, state in counted:
@@ -103,14 +103,14 @@ def share_steps(counted: Iterable[tuple[Tensor, dict[str, Any]]]) -> None:
         elif any(values):
             together = torch.tensor(values, dtype=torch.float32, device="cpu")
         else:
-            # Made there: a copy from the host would wait for the device.
+            # Allocated on the device: a copy from the host would wait for it.
             together = torch.zeros(len(values), dtype=torch.float32, device=device)
         for state, view in zip(states, together.to(device).unbind(), strict=True):
             state[STEP] = view
 
 
 def fresh(param: Tensor, name: str) -> Tensor:
-    """Return the first value of an entry: the exact parameter, or zeros."""
+    """Return the initial value of an entry: the parameter in f32, or zeros."""
     wide = WIDE[param.dtype]
     if name == MASTER:
         return param.detach().to(wide, memory_format=torch.preserve_format)
