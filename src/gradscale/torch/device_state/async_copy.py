@@ -9,8 +9,8 @@ from gradscale.core.records import StepRecord
 from gradscale.torch.device_state.layout import RING, DeviceState, StepRow, split_sheet
 
 # The rows on the device are copied in every PERIOD-th update, and read LAG updates
-# later: a row is LAG to LAG + PERIOD - 1 updates old when it is read. Both are counted in
-# updates, so every rank, and a resumed run, reads the same rows in the same call.
+# later: a row is LAG to LAG + PERIOD - 1 updates old when it is read. Both are counted
+# in updates, so every rank, and a resumed run, reads the same rows in the same call.
 PERIOD = 4
 LAG = 2
 
