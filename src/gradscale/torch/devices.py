@@ -100,10 +100,6 @@ def can_touch_host() -> bool:
     """Return False while a graph is compiled or captured: it must hold no host work."""
     if torch.compiler.is_compiling():
         return False
-    # Nobody captures before CUDA is initialised; whether it is available takes longer
-    # to find out.
+    # Before CUDA is initialised there is no capture; `is_available` takes longer.
     there = torch.cuda.is_initialized()
     return not (there and torch.cuda.is_current_stream_capturing())
-
-
-host_may_act = can_touch_host

@@ -296,12 +296,12 @@ def test_triton_is_told_to_specialise_on_nothing_but_constants(monkeypatch):
     }
 
 
-OURS = "_read", "_gather_and_decide", "_adam", "_count", "_settle"
+OURS = "_read", "_gather_and_decide", "_adam", "_count", "_update"
 STEPS = {
     "own": (lambda p: optim.AdamW(p, kernels="triton"), OURS),
     "fused": (
         lambda p: torch.optim.AdamW(p, fused=True),
-        ("_read", "_gather_and_decide", "_adam", "_take_back", "_settle"),
+        ("_read", "_gather_and_decide", "_adam", "_take_back", "_update"),
     ),
 }
 
