@@ -185,7 +185,7 @@ _ON_HOST = _Ops(
     -1.0,
     math.nan,
     host_value,
-    lambda state: Kept(*state.kept.tolist()),
+    lambda state: Kept(*map(host_value, state.fields)),
     _choose,
     _largest_number,
     lambda values: torch.tensor(values, dtype=torch.float32),
