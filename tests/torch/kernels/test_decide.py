@@ -1,7 +1,6 @@
 """One launch from the facts to the decision, against a formula written out here."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -38,8 +37,7 @@ def in_parts(device, peaks, squares, dtype=F32):
     each = torch.full((2 * even(count) + 1,), -1, device=device)
     each[-1] = 0
     table = Table(cells, places.int(), count, count, 1)
-    whole = partial(gather, kernels="triton")
-    parts = Parts(table, torch.cat(bits), each, tiling_of(table), whole)
+    parts = Parts(table, torch.cat(bits), each, tiling_of(table), gather)
     return TensorFacts(dtype, parts=parts)
 
 
