@@ -45,7 +45,7 @@ def test_a_streak_that_ended_begins_anew():
     streak.extend(BAD._replace(step=7, nan=True))
     streak.extend(BAD._replace(step=8, nan=True))
     streak.extend(GOOD._replace(step=9))
-    streak.end()
+    streak.length = 0
     streak.extend(BAD._replace(step=20, scale=8.0))
     assert streak == Streak(
         length=1, since=20, origin=8.0, nan=0, held=0, last=8.0, skips=1, after_nan=1

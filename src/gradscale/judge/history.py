@@ -29,7 +29,7 @@ class Streak:
     """Consecutive steps of one kind.
 
     Attributes:
-        length: Their number; 0 if the last step was of another kind.
+        length: Their number; set to 0 by a step of another kind.
         since: The first of them.
         origin: The scale before the first of them.
         nan: Steps among them with a NaN.
@@ -64,10 +64,6 @@ class Streak:
         self.skips = 0 if record.applied else self.skips + 1
         self.after_nan = 0 if record.nan else self.after_nan + 1
         self.last = record.scale
-
-    def end(self) -> None:
-        """End the streak: the present step is of another kind."""
-        self.length = 0
 
 
 @dataclass(slots=True)
@@ -136,7 +132,7 @@ class History:
         if not record.read:
             self.none.extend(record)
             return
-        self.none.end()
+        self.none.length = 0
         if self.steps == 0:
             self.first_step, self.first_scale = record.step, record.scale
             # A resumed run has already been calibrated.
@@ -146,7 +142,7 @@ class History:
             self._add_loss(record.loss)
         if record.loss_finite:
             self.loss_known = True
-            self.loss.end()
+            self.loss.length = 0
         else:
             self.loss_kind = _kind(record.loss)
             self.loss.extend(record)
@@ -155,7 +151,8 @@ class History:
             self._add_finite(record)
         else:
             self._add_bad(record, culprits)
-        self._settle(record)
+        if not self.settled:
+            self._settle(record)
 
     def rising(self) -> bool:
         """Return whether the mean loss is well above its minimum."""
@@ -178,7 +175,7 @@ class History:
             self.loss_low = self.loss_mean
 
     def _add_finite(self, record: StepRecord) -> None:
-        self.bad.end()
+        self.bad.length = 0
         self.finite.extend(record)
         self.good_scale = record.scale
         if self.finite.length >= SETTLED_AFTER:
@@ -188,27 +185,25 @@ class History:
         if known and record.amax < SMALLEST_NORMAL:
             self.tiny.extend(record)
         else:
-            self.tiny.end()
+            self.tiny.length = 0
         if record.lost is not None and record.lost >= LOST_TOO_MUCH:
             self.lost.extend(record)
         elif record.lost is not None:
-            self.lost.end()
+            self.lost.length = 0
 
     def _add_bad(self, record: StepRecord, culprits: Sequence[str]) -> None:
-        self.finite.end()
-        self.tiny.end()
+        self.finite.length = 0
+        self.tiny.length = 0
         self.culprit = culprits[0] if culprits else ""
         self.culprits = len(culprits)
         known = record.finite or not (record.weights_finite and record.loss_finite)
         if known or not record.scaled_loss_finite:
             # The cause is not the scale: such steps are no evidence about other scales.
-            self.bad.end()
+            self.bad.length = 0
         else:
             self.bad.extend(record, self.good_scale)
 
     def _settle(self, record: StepRecord) -> None:
-        if self.settled:
-            return
         self.settling += record.calibrated
         self.early_skips += record.loss_finite and not record.finite
         late = self.settling >= SETTLING

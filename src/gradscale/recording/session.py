@@ -127,7 +127,8 @@ class RecordedRun:
         """
         judgement = self.judge.see(record, culprits)
         self.records.append(record)
-        self._write(record, judgement, culprits, peaks, sample)
+        if self.recorder is not None:
+            self._write(self.recorder, record, judgement, culprits, peaks, sample)
         for sink in self._sinks:
             sink.see(record, judgement)
         for finding in judgement.findings:
@@ -174,23 +175,22 @@ class RecordedRun:
 
     def _write(
         self,
+        recorder: Recorder,
         record: StepRecord,
         judgement: Judgement,
         culprits: Sequence[str],
         peaks: Mapping[str, float] | None,
         sample: Mapping[str, TensorSample] | None,
     ) -> None:
-        if self.recorder is None:
-            return
         try:
-            self.begin()
+            recorder.begin()
         except StateError as error:
             self.recorder = None
             self.report(str(error))
             return
-        self.recorder.see(record, judgement, culprits, peaks)
+        recorder.see(record, judgement, culprits, peaks)
         if sample is not None:
-            self.recorder.sample(record.step, sample)
+            recorder.sample(record.step, sample)
 
     def _report_finding(
         self, finding: Finding, state: Callable[[], Mapping[str, Any]] | None
