@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 
 import gradscale
+from benchmarks import bench_walk
 
 SOURCE = Path(gradscale.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -49,6 +50,45 @@ ROOMS = {
     "": Allowed(CORE, set()),
     "__main__": Allowed({"cli"}, set()),
 }
+
+# Inside the torch room: files and sub-rooms, and what each may import of the others.
+BASE = {"devices", "messages", "names", "scaling", "tensor_list"}
+READS = BASE | {"grads", "kernels"}
+STEPS = READS | {"device_state", "ranks", "step"}
+TORCH = {
+    "devices": set(),
+    "tensor_list": set(),
+    "names": set(),
+    "messages": {"devices"},
+    "scaling": {"devices"},
+    "kernels": {"devices", "tensor_list"},
+    "grads": BASE | {"kernels"},
+    "device_state": READS,
+    "ranks": READS | {"device_state"},
+    "step": READS | {"device_state", "ranks"},
+    "optim": BASE | {"kernels"},
+    "locate": BASE,
+    "underflow": READS | {"device_state", "locate"},
+    "monitor": STEPS | {"locate", "underflow"},
+    "scaler": STEPS | {"checkpoint", "locate", "monitor", "underflow"},
+    # Annotated only.
+    "checkpoint": {"device_state", "scaler"},
+    "compat": {"scaler"},
+    "sharded": {"scaler"},
+    "cuda": {"compat"},
+    "cpu": {"compat"},
+    "attach": STEPS
+    | {"compat", "cpu", "cuda", "monitor", "scaler", "sharded", "underflow"},
+    "__init__": {"attach", "monitor", "scaler", "sharded"},
+}
+
+# Files that a reader has to take in at once.
+MOST_FILES = 12
+LARGER_FOLDERS = {"torch/kernels": 15}
+
+# Calls and files of one step, with a clip and `scaler.last`: `bench_walk`. Lower them
+# whenever a change makes them smaller.
+WALK = {"plain": (30, 190), "fused": (36, 215), "own": (40, 225)}
 
 # At 600 lines a file is split, or says why not.
 LONG_FILES = {
@@ -184,6 +224,70 @@ def test_a_long_file_says_why(path):
 @pytest.mark.parametrize("name", LONG_FILES)
 def test_a_file_that_says_why_it_is_long_is_long(name):
     assert (SOURCE / name).read_text(encoding="utf-8").count("\n") > 600
+
+
+def torch_imports(path):
+    """Return the sub-rooms of the torch room that a file of it imports."""
+    own = torch_part(path)
+    names = [
+        name.split(".")[2:] for name in imported(parsed(path)) if in_torch_room(name)
+    ]
+    return {parts[0] for parts in names if parts and parts[0] in TORCH} - {own}
+
+
+def in_torch_room(name):
+    return name.startswith("gradscale.torch.")
+
+
+def torch_part(path):
+    return Path(place(path)).parts[1].removesuffix(".py")
+
+
+TORCH_FILES = [path for path in FILES if room_of(path) == "torch"]
+
+
+@pytest.mark.parametrize("path", TORCH_FILES, ids=place)
+def test_a_file_of_the_torch_room_imports_only_earlier_stages(path):
+    assert torch_imports(path) <= TORCH[torch_part(path)]
+
+
+def test_an_import_of_a_later_stage_is_found():
+    path = SOURCE / "torch" / "scaler.py"
+    assert not torch_imports(path) <= TORCH["grads"]
+
+
+def test_no_stage_imports_one_that_imports_it():
+    pairs = {(a, b) for a, allowed in TORCH.items() for b in allowed if a in TORCH[b]}
+    # Annotated only: the checkpoint reads the scaler's private attributes.
+    assert pairs == {("checkpoint", "scaler"), ("scaler", "checkpoint")}
+
+
+FOLDERS = sorted(
+    {
+        place(path.parent)
+        for path in FILES
+        if room_of(path) in ("torch", "core", "judge", "recording")
+    }
+    - {"torch"}
+)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_has_few_files(folder):
+    files = list((SOURCE / folder).glob("*.py"))
+    assert len(files) <= LARGER_FOLDERS.get(folder, MOST_FILES)
+
+
+@pytest.fixture(scope="module")
+def walks():
+    return {row["impl"]: row for row in bench_walk.rows()}
+
+
+@pytest.mark.parametrize("case", WALK)
+def test_a_step_does_not_take_more_calls_than_it_did(walks, case):
+    files, calls = WALK[case]
+    assert walks[case]["files"] <= files
+    assert walks[case]["calls"] <= calls
 
 
 # --- what an import loads and costs ---------------------------------------------------

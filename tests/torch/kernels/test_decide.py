@@ -37,13 +37,8 @@ def partial_stats(device, peaks, squares):
     each = torch.full((2 * aligned(count) + 1,), -1, device=device)
     each[-1] = 0
     table = Table(cells, places.int(), count, count, 1)
-<<<<<<< HEAD
     chunks = torch.cat((bits_of(squares, device), peak_bits_of(peaks, device)))
     return PartialStats(table, chunks, each, tiling_of(table))
-=======
-    parts = Parts(table, torch.cat(bits), each, tiling_of(table), gather)
-    return TensorFacts(dtype, parts=parts)
->>>>>>> h4
 
 
 def bits_of(squares, device):
