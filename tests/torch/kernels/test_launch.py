@@ -11,6 +11,7 @@ from gradscale.errors import GradscaleWarning
 from gradscale.torch import GradScaler, optim
 from gradscale.torch.kernels import launch as launching
 from gradscale.torch.kernels import torch_fused_adam as standing_in
+from gradscale.torch.kernels import usable
 from gradscale.torch.kernels.launch import Launch, key_of
 from tests.torch.training import backward
 
@@ -322,6 +323,8 @@ def test_a_step_takes_as_few_launches_as_it_can(
     optimizer, scaler = make(params), GradScaler(device.type, kernels="triton")
     for param in params:
         backward(scaler, param, torch.ones(5, device=device))
+    # The probe runs once for a device.
+    assert usable("triton", device)
     monkeypatch.setattr(Launch, "__call__", noted)
     if clipped:
         scaler.clip_grad_norm_(optimizer, 1.0)
