@@ -108,7 +108,8 @@ class GradStats:
         # functools.cached_property has a lock, which torch.compile refuses.
         if self._groups is None:
             peaks = [(kind.dtype, kind.largest()) for kind in self.kinds]
-            if len(peaks) > 1 or peaks[0][1].device != self.home:
+            # A rank without gradients has none.
+            if any(peak.device != self.home for _, peak in peaks):
                 peaks = [(dtype, to_device(p, self.home)) for dtype, p in peaks]
             self._groups = peaks
         return self._groups
@@ -121,7 +122,7 @@ class GradStats:
         if self._norm is None and self.norm_type is not None and self.kinds:
             order = self.norm_type
             norms = [kind.norm_of(order) for kind in self.kinds]
-            if len(norms) > 1 or norms[0].device != self.home:
+            if any(norm.device != self.home for norm in norms):
                 norms = [to_device(norm, self.home) for norm in norms]
             self._norm = combine_norms(norms, order)
         return self._norm
