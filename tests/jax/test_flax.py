@@ -330,8 +330,8 @@ def test_a_leaf_that_is_not_floating_point_is_named(params, name):
     assert error.value.code == "GS106"
     assert str(error.value).startswith(
         f"The gradient of {name} is float0. It carries no derivative, so it can "
-        "neither be unscaled nor be checked. Leave the leaf out of what is "
-        "differentiated"
+        "neither be unscaled nor be checked. Do not differentiate with respect to this "
+        "leaf"
     )
 
 
