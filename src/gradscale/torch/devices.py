@@ -21,8 +21,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=device.type != "cpu")
 
 
-moved = to_device
-
 _C_TYPES: dict[torch.dtype, Any] = {
     torch.float32: ctypes.c_float,
     torch.float64: ctypes.c_double,

@@ -73,21 +73,6 @@ class GradSnapshot(NamedTuple):
         )
 
 
-class Survey(NamedTuple):
-    """What a kernel must know of lists that it is to walk together.
-
-    Attributes:
-        rows: For each list, where its tensors begin.
-        numels: How many elements those of the first list have.
-        contiguous: All of all lists are, and but for the last list, of counts, they
-            have as many elements.
-    """
-
-    rows: list[Numbers]
-    numels: Numbers
-    contiguous: bool
-
-
 def numbers(values: Iterable[int]) -> Numbers:
     """Return the numbers as an array of type "q"."""
     # From a list: its length is known.
@@ -120,48 +105,8 @@ def addresses(tensors: Sequence[Tensor]) -> Numbers:
 
 
 def storages(tensors: Sequence[Tensor]) -> Numbers:
-    """Return what tells the memory of each from all that is there at this time."""
+    """Return a number that identifies the storage of each."""
     return numbers(tensor.untyped_storage()._cdata for tensor in tensors)
-
-
-def survey(lists: list[list[Tensor]]) -> Survey | None:
-    """Return what a kernel must know; None if the values of one are not in its memory.
-
-    Such as one of a class of its own.
-    """
-    ordinary = {Tensor, torch.nn.Parameter}
-    if not all({*map(type, one)} <= ordinary for one in lists):
-        return None
-    if any(any(map(Tensor.is_neg, one)) for one in lists):
-        return None
-    sizes = [numbers(map(Tensor.numel, one)) for one in lists[:-1]]
-    contiguous = all(all(map(Tensor.is_contiguous, one)) for one in lists)
-    alike = all(one == sizes[0] for one in sizes)
-    numels = sizes[0] if sizes else numbers(map(Tensor.numel, lists[0]))
-    return Survey(list(map(addresses, lists)), numels, contiguous and alike)
-
-
-def as_large(lists: Sequence[Sequence[Tensor]]) -> bool:
-    """Return whether the tensors at each place of all lists have as many elements."""
-    first, *others = (list(map(Tensor.numel, one)) for one in lists)
-    return all(one == first for one in others)
-
-
-def as_before(
-    lists: Sequence[Sequence[Tensor]], rows: list[Numbers], numels: Numbers
-) -> bool:
-    """Return whether the tensors of each list lie as they did.
-
-    Args:
-        lists: As many tensors in each.
-        rows: For each list, where its tensors began.
-        numels: How many elements those of each list had, without gaps.
-    """
-    return list(map(addresses, lists)) == rows and all(
-        all(map(Tensor.is_contiguous, one))
-        and numbers(map(Tensor.numel, one)) == numels
-        for one in lists
-    )
 
 
 def versions(tensors: Sequence[Tensor]) -> Numbers:
@@ -170,13 +115,8 @@ def versions(tensors: Sequence[Tensor]) -> Numbers:
 
 
 def note_writes(tensors: list[Tensor]) -> None:
-    """Tell autograd of a write to each that it has not seen."""
+    """Count a write to each that autograd has not seen."""
     torch.autograd.graph.increment_version(tensors)
-
-
-def scalars(vector: Tensor) -> Sequence[Tensor]:
-    """Return each element by itself, sharing its memory. No gradient goes through."""
-    return vector.unbind()
 
 
 def same(some: Sequence[Any], others: Sequence[Any]) -> bool:

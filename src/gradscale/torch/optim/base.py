@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
 )
 
 from gradscale.errors import check_choice
-from gradscale.torch.devices import moved
+from gradscale.torch.devices import to_device
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.args import AdamLists, AmpArgs, MomentumLists
 from gradscale.torch.optim.batches import Batch, Batches, BatchStep
@@ -163,7 +163,7 @@ def _scalar_on(value: Tensor | None, device: torch.device) -> Tensor | None:
         return None
     if value.dim() or value.dtype is not torch.float32:
         value = value.reshape(()).float()
-    return value if value.device == device else moved(value, device)
+    return value if value.device == device else to_device(value, device)
 
 
 def _wrap(optimizer: Any, state_dict: dict[str, Any]) -> dict[str, Any]:

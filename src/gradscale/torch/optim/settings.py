@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gradscale.errors import ConfigError
-from gradscale.torch.devices import moved
+from gradscale.torch.devices import to_device
 
 
 def check_lr(lr: Any) -> None:
@@ -110,7 +110,7 @@ def rate_on(lr: Any, device: torch.device, wide: torch.dtype) -> float | Tensor:
         A float if `lr` can be read without a sync, else a scalar on the device.
     """
     if isinstance(lr, Tensor) and lr.device.type != "cpu":
-        return moved(lr.detach().reshape(()).to(wide), device)
+        return to_device(lr.detach().reshape(()).to(wide), device)
     return float(lr)
 
 
