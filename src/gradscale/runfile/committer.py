@@ -31,7 +31,7 @@ Item = StepRow | Detail | Flush
 
 
 class Committer:
-    """Commits the items of a queue until it is told to finish.
+    """Commits the items of a queue until it is asked to finish.
 
     Args:
         path: The run file.

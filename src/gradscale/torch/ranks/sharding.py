@@ -1,4 +1,4 @@
-"""Which ranks hold the gradients of an optimizer, and how often each element."""
+"""Sharding: the ranks that hold an optimizer's gradients, and the copies of each."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -14,7 +14,7 @@ _FLATTENED = "_fsdp_flattened"
 
 
 class Sharding(NamedTuple):
-    """How the gradients of an optimizer lie across ranks.
+    """How the gradients of an optimizer are sharded over ranks.
 
     Attributes:
         group: The ranks that decide together.
@@ -28,7 +28,7 @@ class Sharding(NamedTuple):
 
 
 def sharding_of(params: Sequence[Any], given: Any = None) -> Sharding | None:
-    """Return how the gradients of `params` lie across ranks; None if they do not.
+    """Return how the gradients of `params` are sharded; None if they are not.
 
     DTensors tell their mesh, FSDP1 marks its parameters. Ordinary parameters are taken
     for copies of one another where such ones are beside them, and else, in a group that
@@ -46,8 +46,8 @@ def sharding_of(params: Sequence[Any], given: Any = None) -> Sharding | None:
     if given is not None and torch.distributed.get_rank(given) < 0:
         raise ConfigError(
             f"process_group= does not contain rank {torch.distributed.get_rank()}. It "
-            "would neither hear the others nor be heard. Pass a group with this rank "
-            "in it, or None if its gradients concern nobody else.",
+            "could not take part in the exchange. Pass a group with this rank in it, or "
+            "None if this rank decides alone.",
             code="GS111",
         )
     sharded = [param for param in params if _has_mesh(param)]
@@ -76,7 +76,7 @@ def sharding_of(params: Sequence[Any], given: Any = None) -> Sharding | None:
 
 
 def is_distributed() -> bool:
-    """Return whether there are other processes to decide with."""
+    """Return whether torch.distributed is initialized."""
     distributed = torch.distributed
     return distributed.is_available() and distributed.is_initialized()
 
@@ -153,8 +153,8 @@ def _alike(mesh: Any) -> list[list[int]]:
 def _joined(meshes: Sequence[Sequence[int]]) -> set[int]:
     """Return the ranks that this one is joined to, by a mesh or by a chain of them.
 
-    An axis of the root that no mesh has, as that of pipeline stages, joins nobody: what
-    lies beyond it are other parameters.
+    An axis of the root that no mesh has, as that of pipeline stages, joins no ranks:
+    other positions on it hold other parameters.
     """
     joined: set[int] = set()
     more = {torch.distributed.get_rank()}
