@@ -46,8 +46,8 @@ def sharding_of(params: Sequence[Any], given: Any = None) -> Sharding | None:
     if given is not None and torch.distributed.get_rank(given) < 0:
         raise ConfigError(
             f"process_group= does not contain rank {torch.distributed.get_rank()}. It "
-            "could not take part in the exchange. Pass a group with this rank in it, or "
-            "None if this rank decides alone.",
+            "could not take part in the exchange. Pass a group with this rank in it, "
+            "or None if this rank decides alone.",
             code="GS111",
         )
     sharded = [param for param in params if _has_mesh(param)]
