@@ -149,8 +149,6 @@ class DeviceState:
         kept: f32[len(KEPT)], the fields of `Kept`.
         fields: Views of it, made once: a view takes the host as long as an operation.
         total: The account of all optimizers together.
-        draft: f32[len(ROW) + 1], a row while plain operations build it, and the scale
-            before the update.
         ring: f32[RING, len(ROW)], the last rows: that of step s at (s - 1) % RING.
         sheet: i64[HEAD + ...], the tally of the total and the ring in one piece, so
             that one copy carries both to the host.
@@ -162,7 +160,6 @@ class DeviceState:
     kept: Tensor
     fields: Kept
     total: Account
-    draft: Tensor
     ring: Tensor
     sheet: Tensor
     zero: Tensor
@@ -196,7 +193,6 @@ def new_device_state(device: torch.device, scale: float) -> DeviceState:
         kept=kept,
         fields=Kept(*(kept[place] for place in range(len(KEPT)))),
         total=Account(row=_zeros(len(ROW), device), tally=tally),
-        draft=_zeros(len(ROW) + 1, device),
         ring=ring,
         sheet=sheet,
         zero=number(0.0),

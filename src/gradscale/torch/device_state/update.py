@@ -100,9 +100,9 @@ def update_(
     then = Kept(ops.zero, uncalibrated, grown, floor_steps, refused, ops.nan)
     if not alone:
         for one, row in zip(steps, rows, strict=True):
-            _write_row(state, [one.account], row.fields(now, ops), ops)
+            _write_row(state, [one.account], row.fields(now), ops)
     accounts = [state.total, steps[0].account] if alone else [state.total]
-    _write_row(state, accounts, whole.fields(now, ops), ops, then)
+    _write_row(state, accounts, whole.fields(now), ops, then)
     # In place: a captured graph holds these very tensors.
     for tensor, old, new in zip(scaling, present, moved, strict=True):
         if new is not old:
@@ -135,7 +135,7 @@ def update_idle_(
     zero, kept = ops.zero, ops.kept(state)
     scale = ops.number(state.used_scale)
     idle = _Facts(zero, zero, zero, scale, zero, zero, zero, ops.unasked, zero)
-    row = idle.fields(kept, ops)
+    row = idle.fields(kept)
     if whole:
         then = kept._replace(loss_trace=zero, loss=ops.nan)
         _write_row(state, [*accounts, state.total], row, ops, then)
@@ -224,7 +224,7 @@ class _Facts(NamedTuple):
     grad_norm: Any
     skip: Any
 
-    def fields(self, kept: Kept, ops: _Ops) -> list[Any]:
+    def fields(self, kept: Kept) -> list[Any]:
         """Return the fields of a row, in order."""
         return [*self[:-1], *kept]
 
