@@ -99,17 +99,15 @@ def classify(record: StepRecord) -> Verdict:
         return Verdict.WEIGHTS_NONFINITE
     if not record.loss_finite:
         return Verdict.FORWARD_NONFINITE
-    return _judge_finite(record) if record.finite else _judge_skipped(record)
-
-
-def _judge_finite(record: StepRecord) -> Verdict:
+    if not record.finite:
+        return _classify_overflow(record)
     if not record.norm_finite:
         return Verdict.NORM_OVERFLOW
     vanish = record.lost is not None and record.lost >= LOST_TOO_MUCH
     return Verdict.UNDERFLOW if vanish else Verdict.OK
 
 
-def _judge_skipped(record: StepRecord) -> Verdict:
+def _classify_overflow(record: StepRecord) -> Verdict:
     if not record.scaled_loss_finite:
         return Verdict.LOSS_OVERFLOW
     if not record.calibrated:

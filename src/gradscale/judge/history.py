@@ -78,8 +78,8 @@ class History:
         settled: Calibration is over.
         settling: Steps since the first finite one, until settled.
         early_skips: Steps skipped during calibration.
-        finite: Steps with finite weights, loss, gradients and norm.
-        good_scale: The scale of the last of them.
+        finite: Steps in a row with finite weights, loss, gradients and norm.
+        good_scale: The scale of the last such step.
         healthy_at: The last step that ended ten of them in a row; 0 if there is none.
         bad: Steps whose loss was finite and whose gradients were not.
         loss: Steps whose loss was not finite.
@@ -107,7 +107,7 @@ class History:
     settled: bool = False
     settling: int = 0
     early_skips: int = 0
-    finite: Streak = field(default_factory=Streak)
+    finite: int = 0
     good_scale: float = 0.0
     healthy_at: int = 0
     bad: Streak = field(default_factory=Streak)
@@ -147,10 +147,24 @@ class History:
             self.loss_kind = _kind(record.loss)
             self.loss.extend(record)
         sound = record.weights_finite and record.loss_finite and record.norm_finite
-        if sound and record.finite:
-            self._add_finite(record)
-        else:
+        if not (sound and record.finite):
             self._add_bad(record, culprits)
+        else:
+            self.bad.length = 0
+            self.finite += 1
+            self.good_scale = record.scale
+            if self.finite >= SETTLED_AFTER:
+                self.healthy_at = record.step
+            # An amax of 0 may mean that it was not read; a norm of 0 is always read.
+            known = record.amax > 0.0 or record.grad_norm == 0.0
+            if known and record.amax < SMALLEST_NORMAL:
+                self.tiny.extend(record)
+            else:
+                self.tiny.length = 0
+            if record.lost is not None and record.lost >= LOST_TOO_MUCH:
+                self.lost.extend(record)
+            elif record.lost is not None:
+                self.lost.length = 0
         if not self.settled:
             self._settle(record)
 
@@ -174,25 +188,8 @@ class History:
         if self.losses <= LOSS_MEMORY or self.loss_mean < self.loss_low:
             self.loss_low = self.loss_mean
 
-    def _add_finite(self, record: StepRecord) -> None:
-        self.bad.length = 0
-        self.finite.extend(record)
-        self.good_scale = record.scale
-        if self.finite.length >= SETTLED_AFTER:
-            self.healthy_at = record.step
-        # An amax of 0 may mean that it was not read; a norm of 0 is always read.
-        known = record.amax > 0.0 or record.grad_norm == 0.0
-        if known and record.amax < SMALLEST_NORMAL:
-            self.tiny.extend(record)
-        else:
-            self.tiny.length = 0
-        if record.lost is not None and record.lost >= LOST_TOO_MUCH:
-            self.lost.extend(record)
-        elif record.lost is not None:
-            self.lost.length = 0
-
     def _add_bad(self, record: StepRecord, culprits: Sequence[str]) -> None:
-        self.finite.length = 0
+        self.finite = 0
         self.tiny.length = 0
         self.culprit = culprits[0] if culprits else ""
         self.culprits = len(culprits)
@@ -207,7 +204,7 @@ class History:
         self.settling += record.calibrated
         self.early_skips += record.loss_finite and not record.finite
         late = self.settling >= SETTLING
-        self.settled = late or self.finite.length >= SETTLED_AFTER
+        self.settled = late or self.finite >= SETTLED_AFTER
 
 
 def _kind(loss: float | None) -> str:

@@ -132,23 +132,32 @@ class Judge:
             record: The record of the step. Steps come in order.
             culprits: The names of the tensors that were not finite.
         """
-        losses, settled = self._history.loss.length, self._history.settled
-        self._history.add(record, culprits)
-        verdict = self._verdict(record)
+        history = self._history
+        losses, was_settled = history.loss.length, history.settled
+        history.add(record, culprits)
+        verdict = classify(record)
+        if verdict in _SCALE_SKIPS:
+            verdict = self._verdict_of_overflow(verdict)
+        elif verdict is Verdict.OK and history.tiny.length >= VANISHED_STEPS:
+            verdict = Verdict.UNDERFLOW
         found: list[Finding] = []
         if verdict is Verdict.NO_GRADIENTS:
             self._check_no_gradients(record, found)
             return Judgement(verdict, tuple(found))
         if losses:
             self._check_recovered_loss(record, losses, found)
-        if self._history.finite.length:
-            self._check_finite_step(record, settled, found)
+        if history.finite:
+            self._check_finite_step(record, was_settled, found)
         else:
             self._check_hopeless(record, verdict, found)
             self._check_repeated(record, verdict, found)
         self._check_skip_rate(record, verdict, found)
-        if self._history.settled:
-            self._check_trend(record, verdict, found)
+        if history.settled:
+            reported = self._reported
+            blamed = bool(reported.trouble) or verdict in _BLAMED
+            alarm = self._trend.add(record, blamed=blamed)
+            if alarm and not reported.trouble:
+                found.append(build.falling_scale(self._context(record), alarm))
         return Judgement(verdict, tuple(found))
 
     def end(self) -> tuple[Finding, ...]:
@@ -164,16 +173,11 @@ class Judge:
         )
         return (found,)
 
-    def _verdict(self, record: StepRecord) -> Verdict:
-        """Refine the verdict on a step alone by the steps before it."""
-        verdict = classify(record)
-        if verdict in _SCALE_SKIPS:
-            if is_genuine(self._history):
-                return Verdict.GENUINE
-            return verdict if self._history.settled else Verdict.CALIBRATING
-        if verdict is Verdict.OK and self._history.tiny.length >= VANISHED_STEPS:
-            return Verdict.UNDERFLOW
-        return verdict
+    def _verdict_of_overflow(self, verdict: Verdict) -> Verdict:
+        """Refine the verdict on an overflow by the steps before it."""
+        if is_genuine(self._history):
+            return Verdict.GENUINE
+        return verdict if self._history.settled else Verdict.CALIBRATING
 
     def _context(self, record: StepRecord) -> Context:
         return Context(record, self._history, self._trend, self.tensors)
@@ -215,7 +219,7 @@ class Judge:
         self, record: StepRecord, was_settled: bool, found: list[Finding]
     ) -> None:
         history, reported = self._history, self._reported
-        if history.finite.length >= SETTLED_AFTER:
+        if history.finite >= SETTLED_AFTER:
             reported.trouble = ""
             reported.in_scaled = reported.in_norms = False
             moved = record.scale != history.first_scale
@@ -302,14 +306,6 @@ class Judge:
             many = reported.window_skips > FEW_SKIPS
             reported.frequent_skips = reported.frequent_skips and many
             reported.window = reported.window_skips = reported.window_held = 0
-
-    def _check_trend(
-        self, record: StepRecord, verdict: Verdict, found: list[Finding]
-    ) -> None:
-        trouble = bool(self._reported.trouble)
-        alarm = self._trend.add(record, blamed=trouble or verdict in _BLAMED)
-        if alarm and not trouble:
-            found.append(build.falling_scale(self._context(record), alarm))
 
 
 def is_genuine(history: History) -> bool:

@@ -1,6 +1,5 @@
 """Devices: names, availability, copies between them."""
 
-import ctypes
 import warnings
 from typing import Any
 
@@ -19,22 +18,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device == device:
         return tensor
     return tensor.to(device, non_blocking=device.type != "cpu")
-
-
-_C_TYPES: dict[torch.dtype, Any] = {
-    torch.float32: ctypes.c_float,
-    torch.float64: ctypes.c_double,
-    torch.int32: ctypes.c_int32,
-    torch.int64: ctypes.c_int64,
-}
-
-
-def host_value(scalar: Tensor) -> Any:
-    """Return the first element of a tensor in host memory: f32, f64, i32 or i64.
-
-    A load: no operator runs and nothing is waited for.
-    """
-    return _C_TYPES[scalar.dtype].from_address(scalar.data_ptr()).value
 
 
 def device_type(device: Any) -> str:

@@ -19,7 +19,6 @@ from gradscale.errors import (
     OrderError,
     ScaleCollapsed,
 )
-from gradscale.torch.devices import host_value
 
 _BAD_TENSOR = (
     "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
@@ -124,7 +123,7 @@ def _is_used(state: Mapping[str, Any]) -> bool:
     counts = on_host and step.numel() == 1
     if not counts or step.dtype not in (torch.float32, torch.float64):
         return True
-    return host_value(step) > 0.0
+    return step.item() > 0.0
 
 
 def collapsed(

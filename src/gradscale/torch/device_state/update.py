@@ -5,6 +5,7 @@ One launch where kernels run and one optimizer stepped; plain operations otherwi
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +14,6 @@ from torch import Tensor
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.state import FixedState, Observed, ScaleState
 from gradscale.torch.device_state.layout import RING, Account, DeviceState, Kept
-from gradscale.torch.devices import host_value
 from gradscale.torch.grads.stats import largest
 from gradscale.torch.kernels import Kernels, usable
 
@@ -184,11 +184,11 @@ _ON_HOST = _Ops(
     1.0,
     -1.0,
     math.nan,
-    host_value,
-    lambda state: Kept(*map(host_value, state.fields)),
+    Tensor.item,
+    lambda state: Kept(*state.kept.tolist()),
     _choose,
     _largest_number,
-    lambda values: torch.tensor(values, dtype=torch.float32),
+    partial(torch.tensor, dtype=torch.float32),
     Tensor.fill_,
 )
 
@@ -274,7 +274,7 @@ def _write_row(
     copied, copies = [account.row for account in accounts], [row] * len(accounts)
     if then is not None:
         if ops is _ON_HOST:
-            copied.append(state.ring[host_value(state.total.tally) % RING])
+            copied.append(state.ring[state.total.tally.tolist()[0] % RING])
             copies.append(row)
         else:
             place = state.total.tally[:1] % RING

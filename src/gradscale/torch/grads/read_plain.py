@@ -5,8 +5,6 @@ import math
 import torch
 from torch import Tensor
 
-from gradscale.torch.devices import host_value
-
 # Many small reads cost more than one copy: 4000 x 1024 in
 # benchmarks/results/step_cpu.json.
 SMALL = 16384
@@ -52,7 +50,7 @@ def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
     peak = torch.stack(extremes).abs_().amax()
     if dtype in _HALVES:
         peak = peak.float()
-    highest = host_value(peak)
+    highest = peak.item()
     each = None if _is_harmless(highest, dtype) else peaks_on_host(tensors)
     if norm_type is None:
         return peak, each, None
@@ -65,9 +63,7 @@ def _read_small(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
     """Read so few elements that operations cost more than passes over them."""
     flat = torch._utils._flatten_dense_tensors(tensors)
     peak = torch.linalg.vector_norm(flat, math.inf)
-    each = (
-        None if _is_harmless(host_value(peak), flat.dtype) else peaks_on_host(tensors)
-    )
+    each = None if _is_harmless(peak.item(), flat.dtype) else peaks_on_host(tensors)
     if norm_type is None or norm_type == math.inf:
         return peak, each, None if norm_type is None else peak
     return peak, each, torch.linalg.vector_norm(flat, norm_type, dtype=torch.float64)
@@ -105,7 +101,7 @@ def _norm_on_host(
     if squares:
         norm = torch.stack(squares).double().sum().sqrt()
         # An overflow is inf; squares that all underflow would look like a norm of 0.
-        if 1e-15 < host_value(norm) < math.inf:
+        if 1e-15 < norm.item() < math.inf:
             return norm
     norms = [
         torch.linalg.vector_norm(piece, norm_type, dtype=torch.float64)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from gradscale.torch import tensor_list
-from gradscale.torch.devices import host_value
 from gradscale.torch.kernels import Kernels, on, reference, usable
 from gradscale.torch.kernels.args import (
     AdamConfig,
@@ -221,7 +220,7 @@ def _unscaled(lists: AdamLists | MomentumLists, amp: AmpArgs) -> list[Tensor]:
     dtype = (lists.masters or lists.params)[0].dtype
     grads = [grad.to(dtype) for grad in lists.grads]
     if amp.grad_scale is not None:
-        grads = list(torch._foreach_div(grads, host_value(amp.grad_scale)))
+        grads = list(torch._foreach_div(grads, amp.grad_scale.item()))
         if amp.write_back:
             torch._foreach_copy_(list(lists.grads), grads)
     return grads
@@ -236,8 +235,8 @@ def _round_masters(lists: AdamLists | MomentumLists) -> None:
 
 
 def _is_set(found_inf: Tensor | None) -> bool:
-    return found_inf is not None and host_value(found_inf) != 0.0
+    return found_inf is not None and found_inf.item() != 0.0
 
 
 def _number(value: float | Tensor) -> float:
-    return host_value(value) if isinstance(value, Tensor) else value
+    return value.item() if isinstance(value, Tensor) else value

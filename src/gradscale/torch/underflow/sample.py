@@ -12,7 +12,6 @@ from gradscale.core.exponent_histogram import NORMAL_FROM, Fate, Histogram, fate
 from gradscale.core.flushed_zeros import Tally, lost_share
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
 from gradscale.torch.device_state.async_copy import AsyncTensor
-from gradscale.torch.devices import host_value
 from gradscale.torch.kernels.reference import (
     ABOVE,
     BELOW,
@@ -158,7 +157,7 @@ class PendingSample:
 
     def read(self) -> UnderflowSample:
         """Return the sample. Waits if it has not arrived yet."""
-        scale = host_value(self.scale.values())
+        scale = self.scale.values().item()
         tensors, activations, peaks = (
             [(names, late.values()) for names, late in parts]
             for parts in (self.tensors, self.activations, self.peaks)
