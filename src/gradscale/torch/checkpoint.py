@@ -47,10 +47,9 @@ class Resumed:
         """Return the counts of the whole run."""
         return self.tallies[0] if self.tallies else (0, 0)
 
-    def next_tally(self, known: int) -> tuple[int, int]:
-        """Return the counts of the optimizer that comes after `known` others."""
-        own = self.tallies[1:]
-        return own[known] if known < len(own) else (0, 0)
+    def each(self) -> tuple[tuple[int, int], ...]:
+        """Return the counts of each optimizer, in order."""
+        return self.tallies[1:]
 
 
 def chosen(policy: AnyPolicy | None, moves: tuple[Any, Any, Any, Any]) -> AnyPolicy:
@@ -96,7 +95,7 @@ def saved_of(scaler: "GradScaler") -> Saved:
     }
     if state is None:
         return Saved(**facts, **vars(resumed))
-    accounts = [state.total, *scaler._accounts().values()]
+    accounts = [state.total, *scaler._entries.accounts().values()]
     tallies = [account.counts() for account in accounts]
     # Optimizers of an earlier run that have not come back yet keep their counts.
     tallies += resumed.tallies[len(tallies) :]
@@ -138,8 +137,7 @@ def load_into(scaler: "GradScaler", saved: Saved) -> None:
     if scaler._state is not None:
         scaler._resumed.enter(scaler._state)
         scaler._monitor.meter.start(scaler._state.total.start)
-        for place, account in enumerate(scaler._accounts().values()):
-            account.set_tally(*scaler._resumed.next_tally(place))
+        scaler._entries.start(scaler._state.debt.device, scaler._resumed.each())
 
 
 def frozen(scaler: "GradScaler") -> dict[str, Any]:

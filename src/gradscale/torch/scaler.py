@@ -7,10 +7,8 @@ moves the scale and ends it. All methods that torch.compile traces are defined h
 
 import os
 import warnings
-import weakref
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal
 
@@ -22,19 +20,16 @@ from gradscale.core.checkpoint import AnyPolicy, torch_settings, unpack
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.errors import ConfigError, GradientError, check_choice
+from gradscale.errors import ConfigError, check_choice
 from gradscale.recording.recorder import Recorder
 from gradscale.torch import checkpoint, messages
 from gradscale.torch.device_state.async_copy import AsyncFlag
 from gradscale.torch.device_state.layout import (
-    Account,
     DeviceState,
-    new_account,
     new_device_state,
 )
 from gradscale.torch.device_state.loss_stats import note_loss_
 from gradscale.torch.device_state.update import (
-    StepSummary,
     force_scale_,
     update_,
     update_idle_,
@@ -47,15 +42,9 @@ from gradscale.torch.devices import (
 )
 from gradscale.torch.grads.clip import (
     check_max_norm,
-    clip_of,
-    clip_params_,
     split_target,
 )
-from gradscale.torch.grads.collect import collect
-from gradscale.torch.grads.stats import combine_norms
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.kernels.grad_reader import GradReader
-from gradscale.torch.kernels.torch_fused_adam import StandIn
 from gradscale.torch.locate.diagnose import diagnose
 from gradscale.torch.locate.result import Location
 from gradscale.torch.monitor.model_lookup import find_model
@@ -71,7 +60,9 @@ from gradscale.torch.ranks.sharding import (
 from gradscale.torch.scaling import map_outputs, times
 from gradscale.torch.step.amp_protocol import lent, prepare_momentum
 from gradscale.torch.step.backward_check import watch_backward
+from gradscale.torch.step.clipping import clip_bare_params, clip_steps
 from gradscale.torch.step.dispatch import Path, StepMode, path_of
+from gradscale.torch.step.entries import OptimizerEntries
 from gradscale.torch.step.iteration import Iteration, params_of, skip_of
 from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.step.outcome import (
@@ -81,22 +72,8 @@ from gradscale.torch.step.outcome import (
     outcome_of,
     postfix,
 )
+from gradscale.torch.tensor_list import GradSnapshot
 from gradscale.torch.underflow.meter import Meter
-
-
-@dataclass
-class OptimizerEntry:
-    """What the scaler keeps of an optimizer from step to step.
-
-    Attributes:
-        account: Its counts and last row; None before the first loss.
-        reader: Reads its gradients by kernels.
-        stand_in: Steps it instead of torch's fused kernel, where it can.
-    """
-
-    account: Account | None
-    reader: GradReader
-    stand_in: StandIn
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -197,7 +174,6 @@ class GradScaler(torch.amp.GradScaler):
     def _begin(self) -> None:
         """Set the attributes that live only as long as the process."""
         self._state: DeviceState | None = None
-        self._entries: dict[int, OptimizerEntry] = {}
         self._iteration = Iteration()
         self._warn = self._make_warnings()
         self._monitor = Monitor(
@@ -214,6 +190,7 @@ class GradScaler(torch.amp.GradScaler):
             replicas=replicas_of(self._model),
             share_losses=self._guard == "raise",
         )
+        self._entries = OptimizerEntries(self._kernels, self._ranks.forget)
         self._disabled_steps = DisabledCounter()
 
     def _make_warnings(self) -> messages.WarnOnce:
@@ -272,6 +249,7 @@ class GradScaler(torch.amp.GradScaler):
         )
         self._state = new_device_state(dev, self._init_scale)
         self._resumed.enter(self._state)
+        self._entries.start(dev, self._resumed.each())
         self._monitor.meter.start(self._state.total.start)
 
     def _check_scale_growth_tracker(self, funcname: str) -> tuple[Tensor, Tensor]:
@@ -350,7 +328,7 @@ class GradScaler(torch.amp.GradScaler):
         self, step: OptimizerStep, scale: Tensor
     ) -> dict[torch.device, Tensor]:
         """Decide on gradients that were read, and multiply them in place."""
-        flags = self._decide(step, scale, divide=False)
+        flags = self._iteration.decide(step, scale, divide=False)
         if flags:
             assert step.decision is not None
             waits = step.mode is StepMode.FLAG and len(flags) == 1
@@ -363,25 +341,6 @@ class GradScaler(torch.amp.GradScaler):
             step.unscale_(others, step.decision.multiplier)
         return flags
 
-    def _decide(
-        self, step: OptimizerStep, scale: Tensor, *, divide: bool
-    ) -> dict[torch.device, Tensor]:
-        """Decide on gradients that were read; return the skip for each device."""
-        assert step.snapshot is not None
-        if step.snapshot.present == 0 and step.channel is None:
-            return {}
-        skip = step.decide(scale, divide=divide).skip
-        clips = self._iteration.params_clips
-        clip = self._iteration.params_clip_of(step) if clips else None
-        if clip is not None:
-            step.also_skip(clip.found)
-            skip = torch.maximum(skip, clip.found)
-        kinds = () if step.stats is None else step.stats.kinds
-        devices = {kind.device for kind in kinds}
-        if devices <= {skip.device}:
-            return {skip.device: skip}
-        return {device: skip.to(device, non_blocking=True) for device in devices}
-
     def _sample(self, step: OptimizerStep) -> None:
         """Let the underflow meter count in the gradients that backward left."""
         meter = self._monitor.meter
@@ -392,6 +351,14 @@ class GradScaler(torch.amp.GradScaler):
         if step.versions is clipped is None and not step.shares_with(others):
             scale = self._scale_of_grads(step)
             meter.sample(step.snapshot, scale, step.name_sources, step.stats)
+
+    def _sample_bare(self, gradients: GradSnapshot, scale: Tensor) -> None:
+        """Let the underflow meter count in gradients that a clip will write to."""
+        if self._monitor.meter.wanted and can_touch_host():
+            namer: Any = self._model
+            if namer is None:
+                namer = self._monitor.model_lookup.of_params(gradients.params)
+            self._monitor.meter.sample(gradients, scale, (namer,))
 
     # --- Torch's private methods, for code that calls or replaces them -------------
 
@@ -426,7 +393,7 @@ class GradScaler(torch.amp.GradScaler):
         self._required("_check_inf_per_device")
         step = self._open(optimizer)
         scale = step.read(self._scale_of_grads, allow_fp16=True)
-        flags = self._decide(step, scale, divide=True)
+        flags = self._iteration.decide(step, scale, divide=True)
         if self._monitor.meter.wanted:
             self._sample(step)
         self._iteration.states[id(optimizer)]["found_inf_per_device"] = flags
@@ -479,112 +446,32 @@ class GradScaler(torch.amp.GradScaler):
             return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
         if params:
             return self._clip_params(params, max_norm, norm_type)
-        return self._clip_optimizers(optimizers, max_norm, norm_type)
-
-    def _clip_optimizers(
-        self, optimizers: list[Any], max_norm: float, norm_type: float
-    ) -> Tensor:
         scale, _ = self._required("clip_grad_norm_")
-        iteration = self._iteration
-        alone = len(optimizers) == 1 and not iteration.params_clips
-        steps, norms = [], []
-        for optimizer in optimizers:
-            step = self._open(optimizer)
-            stage = iteration.states[id(optimizer)]["stage"]
-            if stage is OptState.STEPPED:
-                raise messages.clipped_late(optimizer)
-            ready = stage is OptState.READY
-            if step.channel is not None:
-                step.channel.clips(max_norm, norm_type)
-            factor = known = None
-            if ready:
-                fp16 = self._allow_fp16 or step.mode is not StepMode.FLAG
-                limit = max_norm if alone and norm_type == 2.0 else None
-                behind = step.read(
-                    self._scale_of_grads,
-                    allow_fp16=fp16,
-                    norm_type=norm_type,
-                    max_norm=limit,
-                )
-                made = step.decision
-                if limit is not None and made is not None and step.clip is None:
-                    # Read and decided in one go, the clip included.
-                    return step.take_clip(made)
-                factor = behind.reciprocal()
-                if step.clip is not None:
-                    factor = factor * step.clip.coef
-            else:
-                known = step.unscaled_norm(norm_type)
-                factor = torch.ones_like(scale)
-                if known is None:
-                    made = step.decision
-                    fp16 = self._allow_fp16
-                    step.read(lambda _: scale, allow_fp16=fp16, norm_type=norm_type)
-                    step.decision = made
-            if known is None and step.stats is not None:
-                norm = step.stats.norm
-                known = None if norm is None else norm * factor
-            if known is not None:
-                steps.append((step, factor, ready))
-                norms.append(known)
-        if not norms:
-            return torch.zeros_like(scale)
-        norm = norms[0] if len(norms) == 1 else combine_norms(norms, norm_type)
-        norm = norm.float()
-        for step, factor, ready in steps:
-            clip = clip_of(norm, max_norm, factor)
-            step.add_clip(clip, unscaled=not ready)
-            if not ready:
-                iteration.also_skip(step, clip.found)
-        return norm
+        return clip_steps(
+            self._iteration,
+            [self._open(optimizer) for optimizer in optimizers],
+            max_norm,
+            norm_type,
+            scale_of=self._scale_of_grads,
+            home=scale,
+            allow_fp16=self._allow_fp16,
+        )
 
     def _clip_params(
         self, params: list[Tensor], max_norm: float, norm_type: float
     ) -> Tensor:
-        """Clip bare parameters at once: their optimizers are not known."""
         scale, state = self._required("clip_grad_norm_")
-        channel = self._channel(-1, params) if is_distributed() else None
-        try:
-            gradients = collect(
-                params,
-                allow_fp16=True,
-                names=(self._model,),
-                copies=None if channel is None else channel.copies,
-            )
-        except GradientError:
-            if channel is not None:
-                channel.refuse()
-            raise
-        if not gradients.tensors and channel is None:
-            return torch.zeros_like(scale)
-        iteration = self._iteration
-        iteration.resume(params, self._model)
-        steps = iteration.unscaled()
-        unscaled = {id(param) for param in params_of(steps)}
-        by_hand = not iteration.scaled and iteration.ended_in_last(params)
-        behind = scale if by_hand else state.used_scale
-        first = not unscaled and not iteration.params_clips
-        if first and self._monitor.meter.wanted and can_touch_host():
-            # The clip is written at once: later the gradients are unscaled.
-            namer: Any = self._model
-            if namer is None:
-                namer = self._monitor.model_lookup.of_params(params)
-            self._monitor.meter.sample(gradients, behind, (namer,))
-        clip = clip_params_(
-            gradients,
-            unscaled,
-            behind.reciprocal(),
+        return clip_bare_params(
+            self._iteration,
+            params,
             max_norm,
             norm_type,
-            None if channel is None else channel.agree_on_norm,
+            scale=scale,
+            used_scale=state.used_scale,
+            model=self._model,
+            channel=self._channel(-1, params) if is_distributed() else None,
+            before_write=self._sample_bare,
         )
-        clipped = frozenset(map(id, params))
-        for step in steps:
-            if iteration.affects(clipped, step):
-                step.mark_used()
-                iteration.also_skip(step, clip.found)
-        iteration.params_clips.append((clipped, clip))
-        return clip.norm
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> float | None:
         """Step the optimizer if its gradients are finite, else leave all untouched.
@@ -621,7 +508,9 @@ class GradScaler(torch.amp.GradScaler):
         optimizer = step.optimizer
         if state["stage"] is OptState.UNSCALED:
             if self._recheck and state["found_inf_per_device"]:
-                self._check_again(step, state)
+                flags = state["found_inf_per_device"]
+                skip = skip_of(flags, step, self._required("step")[0].device)
+                state["found_inf_per_device"] = step.check_again(flags, skip)
         elif step.mode is StepMode.FLAG or step.shares_with(
             self._iteration.steps.values()
         ):
@@ -659,8 +548,8 @@ class GradScaler(torch.amp.GradScaler):
             leftover = left, behind
             if step.mode is StepMode.OWN and step.snapshot is not None:
                 snapshot = step.snapshot if step.snapshot.kind is not None else None
-        if step.mode is StepMode.FUSED and id(optimizer) in self._entries:
-            skip = self._entries[id(optimizer)].stand_in.flag(optimizer, skip)
+        if step.mode is StepMode.FUSED and step.reader is not None:
+            skip = self._entries.of(optimizer).stand_in.flag(optimizer, skip)
         with lent(optimizer, grad_scale, skip, snapshot):
             returned = optimizer.step(*args, **kwargs)
         step.mark_used(leftover, written=snapshot is None)
@@ -680,26 +569,6 @@ class GradScaler(torch.amp.GradScaler):
         )
         return optimizer.step(*args, grad_scaler=self, **kwargs)
 
-    def _check_again(self, step: OptimizerStep, state: dict[str, Any]) -> None:
-        """Read gradients that were unscaled once more, as `recheck` asks."""
-        scale, _ = self._required("step")
-        before = step.decision
-        skip = skip_of(state["found_inf_per_device"], step, scale.device)
-        ones = torch.ones_like(scale)
-        step.read(lambda _: ones, allow_fp16=True)
-        if step.stats is None:
-            return
-        found = step.stats.found(ones)
-        skip = torch.maximum(skip, found)
-        if before is not None:
-            # `amax` stays that of the scaled gradients.
-            found = torch.maximum(before.found, found)
-            step.decision = before._replace(found=found, skip=skip, multiplier=ones)
-        devices = list(state["found_inf_per_device"])
-        state["found_inf_per_device"] = {
-            device: skip.to(device, non_blocking=True) for device in devices
-        }
-
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Move the scale and end the step. No host sync.
 
@@ -717,7 +586,9 @@ class GradScaler(torch.amp.GradScaler):
             forced = messages.checked_scale(
                 new_scale, self._policy, self._device, scale
             )
-        steps, idle = self._summaries(scale, state)
+        steps, idle = self._iteration.summaries(
+            self._entries, state.used_scale, scale.device
+        )
         if steps:
             hold = self._guard == "raise" and (
                 is_single_process() or self._ranks.losses_are_known
@@ -736,42 +607,11 @@ class GradScaler(torch.amp.GradScaler):
         elif not idle:
             raise messages.nothing_to_update()
         if idle:
-            accounts = [self._account(key) for key in idle]
+            accounts = [self._entries.account(key) for key in idle]
             update_idle_(state, accounts, whole=not steps)
         self._iteration.end(state.used_scale)
         if (steps or idle) and can_touch_host():
             self._monitor.end_update(self, state, self._iteration.settled)
-
-    def _summaries(
-        self, scale: Tensor, state: DeviceState
-    ) -> tuple[list[StepSummary], list[int]]:
-        """Return the step of each optimizer, and the keys of those without one."""
-        iteration = self._iteration
-        found, idle = [], []
-        for key, entry in iteration.states.items():
-            flags, stage = entry["found_inf_per_device"], entry["stage"]
-            if flags:
-                step = iteration.steps.get(key) or OptimizerStep()
-                made, clip, known = step.decision, step.clip, self._entries.get(key)
-                if clip is None and iteration.params_clips:
-                    clip = iteration.params_clip_of(step)
-                skip = skip_of(flags, step, scale.device)
-                account = None if known is None else known.account
-                found.append(
-                    StepSummary(
-                        account=account or self._account(key),
-                        scale=state.used_scale if step.scale is None else step.scale,
-                        stepped=stage is OptState.STEPPED,
-                        skip=skip,
-                        found=skip if made is None else made.found,
-                        norm_found=None if made is None else made.norm_found,
-                        norm=None if clip is None else clip.norm,
-                        amax=None if made is None else made.amax,
-                    )
-                )
-            elif stage is not OptState.READY and key in iteration.steps:
-                idle.append(key)
-        return found, idle
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Return the hook that gives a rank without data the scale of the others.
@@ -824,7 +664,7 @@ class GradScaler(torch.amp.GradScaler):
         settled = self._iteration.settled
         if self._state is None or not settled:
             return None
-        return outcome_of(self._state.total, self._accounts(), settled)
+        return outcome_of(self._state.total, self._entries.accounts(), settled)
 
     @property
     def applied_steps(self) -> StepCount:
@@ -839,7 +679,7 @@ class GradScaler(torch.amp.GradScaler):
     def _count(self, place: int) -> StepCount:
         if self._state is None:
             return StepCount(self._resumed.total()[place], {})
-        return count_of(self._state.total, self._accounts(), place)
+        return count_of(self._state.total, self._entries.accounts(), place)
 
     def postfix(self) -> str:
         """Return the scale and the skips for a progress bar. Syncs."""
@@ -1031,28 +871,10 @@ class GradScaler(torch.amp.GradScaler):
             source = self._name_source(optimizer)
         step = self._iteration.open(optimizer, source)
         if not torch.compiler.is_compiling():
-            entry = self._entries.get(key)
-            if entry is None or entry.account is None:
-                entry = self._entry(optimizer)
-            step.reader = entry.reader
+            step.reader = self._entries.of(optimizer).reader
         if step.channel is None and self._state is not None and is_distributed():
             step.channel = self._channel(key, step.params())
         return step
-
-    def _entry(self, optimizer: Any) -> OptimizerEntry:
-        key = id(optimizer)
-        if key not in self._entries:
-            self._entries[key] = OptimizerEntry(
-                None, GradReader(self._kernels), StandIn(self._kernels)
-            )
-            # The key is an address: it dies with the optimizer. One with __slots__
-            # cannot be watched; its entry stays.
-            with suppress(TypeError):
-                weakref.finalize(optimizer, self._entries.pop, key, None)
-                weakref.finalize(optimizer, self._ranks.forget, key)
-        if self._state is not None:
-            self._account(key)
-        return self._entries[key]
 
     def _name_source(self, optimizer: Any) -> Any:
         """Return a reference to the model; searched for where names are recorded."""
@@ -1063,30 +885,8 @@ class GradScaler(torch.amp.GradScaler):
     def _channel(self, key: int, params: list[Tensor]) -> RankChannel | None:
         """Return the channel to other ranks; None where this one decides alone."""
         scale, state = self._required("step")
-        # The index of an optimizer is the same on all ranks, unlike its key.
-        keys = list(self._entries)
-        index = keys.index(key) if key in self._entries else -1
-        settings = self._policy, self._guard
-        return self._ranks.channel(key, params, state, scale, settings, index)
-
-    def _account(self, key: int) -> Account:
-        assert self._state is not None
-        entry = self._entries.get(key)
-        if entry is None:
-            reader, stand_in = GradReader(self._kernels), StandIn(self._kernels)
-            entry = self._entries[key] = OptimizerEntry(None, reader, stand_in)
-        if entry.account is None:
-            known = len(self._accounts())
-            counts = self._resumed.next_tally(known)
-            entry.account = new_account(self._state.debt.device, *counts)
-        return entry.account
-
-    def _accounts(self) -> dict[int, Account]:
-        return {
-            key: entry.account
-            for key, entry in self._entries.items()
-            if entry.account is not None
-        }
+        settings, position = (self._policy, self._guard), self._entries.position(key)
+        return self._ranks.channel(key, params, state, scale, settings, position)
 
     def _report_late_backward(self, params: list[Tensor]) -> None:
         steps = self._iteration.steps.values()

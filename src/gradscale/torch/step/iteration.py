@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
+from gradscale.torch.device_state.update import StepSummary
 from gradscale.torch.devices import to_device
 from gradscale.torch.grads.clip import Clip
 from gradscale.torch.grads.stats import largest
 from gradscale.torch.step.dispatch import mode_of
+from gradscale.torch.step.entries import OptimizerEntries
 from gradscale.torch.step.optimizer_step import OptimizerStep
 
 
@@ -131,6 +133,59 @@ class Iteration:
     def stage(self, step: OptimizerStep) -> OptState:
         """Return the stage of the step, as torch names it."""
         return self.states[id(step.optimizer)]["stage"]
+
+    def summaries(
+        self, entries: OptimizerEntries, used_scale: Tensor, home: torch.device
+    ) -> tuple[list[StepSummary], list[int]]:
+        """Return the step of each optimizer, and the keys of those without one.
+
+        Args:
+            entries: Their accounts are written by the update.
+            used_scale: f32[], the scale that multiplied the last loss.
+            home: The device of the update.
+        """
+        found, idle = [], []
+        for key, entry in self.states.items():
+            flags, stage = entry["found_inf_per_device"], entry["stage"]
+            if flags:
+                step = self.steps.get(key) or OptimizerStep()
+                made, clip = step.decision, step.clip
+                if clip is None and self.params_clips:
+                    clip = self.params_clip_of(step)
+                skip = skip_of(flags, step, home)
+                found.append(
+                    StepSummary(
+                        account=entries.account(key),
+                        scale=used_scale if step.scale is None else step.scale,
+                        stepped=stage is OptState.STEPPED,
+                        skip=skip,
+                        found=skip if made is None else made.found,
+                        norm_found=None if made is None else made.norm_found,
+                        norm=None if clip is None else clip.norm,
+                        amax=None if made is None else made.amax,
+                    )
+                )
+            elif stage is not OptState.READY and key in self.steps:
+                idle.append(key)
+        return found, idle
+
+    def decide(
+        self, step: OptimizerStep, scale: Tensor, *, divide: bool
+    ) -> dict[torch.device, Tensor]:
+        """Decide on gradients that were read; return the skip for each device."""
+        assert step.snapshot is not None
+        if step.snapshot.present == 0 and step.channel is None:
+            return {}
+        skip = step.decide(scale, divide=divide).skip
+        clip = self.params_clip_of(step) if self.params_clips else None
+        if clip is not None:
+            step.also_skip(clip.found)
+            skip = torch.maximum(skip, clip.found)
+        kinds = () if step.stats is None else step.stats.kinds
+        devices = {kind.device for kind in kinds}
+        if devices <= {skip.device}:
+            return {skip.device: skip}
+        return {device: skip.to(device, non_blocking=True) for device in devices}
 
     def ended_in_last(self, params: list[Tensor]) -> bool:
         """Return whether the last update ended steps of all these parameters."""

@@ -155,10 +155,28 @@ class OptimizerStep:
         # A copy: the list of a group may be changed before the outcome is read.
         return found._replace(params=list(params))
 
-    def unscaled_norm(self, norm_type: float) -> Tensor | None:
+    def norm_of_unscaled(
+        self, norm_type: float, one: Tensor, *, allow_fp16: bool
+    ) -> Tensor | None:
+        """Return the norm of gradients that were unscaled; None without gradients.
+
+        Args:
+            norm_type: Its order.
+            one: f32[], 1.
+            allow_fp16: Accept f16 gradients.
+        """
+        known = self._known_norm(norm_type)
+        if known is not None:
+            return known
+        made = self.decision
+        self.read(lambda _: one, allow_fp16=allow_fp16, norm_type=norm_type)
+        self.decision = made
+        return None if self.stats is None else self.stats.norm
+
+    def _known_norm(self, norm_type: float) -> Tensor | None:
         """Return the norm of gradients that were unscaled, if all ranks know it.
 
-        None if a gradient was touched since, or another norm was taken before.
+        None if a gradient was written to since, or another norm was taken before.
         """
         stats = None if self.stats is None else self.stats.with_norm(norm_type)
         if stats is None or stats.agreed is None or self.decision is None:
@@ -223,6 +241,25 @@ class OptimizerStep:
         multiply_(self.snapshot.tensors, clip.coef, self.snapshot.kind)
         self.clip = self.clip.applied()
         self.mark_used()
+
+    def check_again(self, flags: dict[Any, Tensor], skip: Tensor) -> dict[Any, Tensor]:
+        """Read gradients that were unscaled once more; return the skip by device.
+
+        Args:
+            flags: The skip for each device.
+            skip: f32[], the same as one.
+        """
+        before, ones = self.decision, torch.ones_like(skip)
+        self.read(lambda _: ones, allow_fp16=True)
+        if self.stats is None:
+            return flags
+        found = self.stats.found(ones)
+        skip = torch.maximum(skip, found)
+        if before is not None:
+            # `amax` stays that of the scaled gradients.
+            found = torch.maximum(before.found, found)
+            self.decision = before._replace(found=found, skip=skip, multiplier=ones)
+        return {device: skip.to(device, non_blocking=True) for device in flags}
 
     def also_skip(self, found: Tensor) -> None:
         """Skip a step that was decided before, where `found` is 1."""

@@ -1,0 +1,106 @@
+"""The state kept for each optimizer from step to step."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradscale.torch.device_state.layout import Account, new_account
+from gradscale.torch.kernels import Kernels
+from gradscale.torch.kernels.grad_reader import GradReader
+from gradscale.torch.kernels.torch_fused_adam import StandIn
+
+
+@dataclass
+class OptimizerEntry:
+    """The state of one optimizer.
+
+    Attributes:
+        reader: Reads its gradients by kernels.
+        stand_in: Steps it instead of torch's fused kernel, where it can.
+        account: Its counts and last row; None before the first loss.
+    """
+
+    reader: GradReader
+    stand_in: StandIn
+    account: Account | None = None
+
+
+class OptimizerEntries:
+    """The entries of all optimizers, by id, in the order of their first step.
+
+    Args:
+        kernels: As for the scaler.
+        forget: Called with the id of an optimizer that was deleted.
+    """
+
+    def __init__(self, kernels: Kernels, forget: Callable[[int], object]) -> None:
+        self._kernels = kernels
+        self._forget = forget
+        self._entries: dict[int, OptimizerEntry] = {}
+        self._device: torch.device | None = None
+        self._counts: Sequence[tuple[int, int]] = ()
+
+    def start(self, device: torch.device, counts: Sequence[tuple[int, int]]) -> None:
+        """Open an account for every optimizer from here on.
+
+        Args:
+            device: Where the accounts are.
+            counts: (applied, skipped) of each optimizer of a resumed run, in order.
+        """
+        self._device, self._counts = device, counts
+        for place, account in enumerate(self.accounts().values()):
+            account.set_tally(*self._counts_at(place))
+
+    def of(self, optimizer: Any) -> OptimizerEntry:
+        """Return the entry of an optimizer; made with its first step."""
+        key = id(optimizer)
+        entry = self._entries.get(key)
+        if entry is not None and entry.account is not None:
+            return entry
+        if entry is None:
+            # The key is an address: it is free once the optimizer is deleted. One with
+            # __slots__ cannot be watched; its entry stays.
+            with suppress(TypeError):
+                weakref.finalize(optimizer, self._drop, key)
+        return self.at(key)
+
+    def at(self, key: int) -> OptimizerEntry:
+        """Return the entry of an optimizer of which only the id is known."""
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = OptimizerEntry(GradReader(self._kernels), StandIn(self._kernels))
+            self._entries[key] = entry
+        if entry.account is None and self._device is not None:
+            counts = self._counts_at(len(self.accounts()))
+            entry.account = new_account(self._device, *counts)
+        return entry
+
+    def account(self, key: int) -> Account:
+        """Return the account of an optimizer. After `start`."""
+        account = self.at(key).account
+        assert account is not None
+        return account
+
+    def accounts(self) -> dict[int, Account]:
+        """Return the accounts by id."""
+        return {
+            key: entry.account
+            for key, entry in self._entries.items()
+            if entry.account is not None
+        }
+
+    def position(self, key: int) -> int:
+        """Return the position of an optimizer, the same on all ranks; -1 if unknown."""
+        keys = list(self._entries)
+        return keys.index(key) if key in self._entries else -1
+
+    def _counts_at(self, place: int) -> tuple[int, int]:
+        return self._counts[place] if place < len(self._counts) else (0, 0)
+
+    def _drop(self, key: int) -> None:
+        self._entries.pop(key, None)
+        self._forget(key)
