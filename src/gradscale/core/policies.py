@@ -157,19 +157,20 @@ class DynamicScale:
     def next_state(self, state: ScaleState, seen: Observed, where: Where) -> ScaleState:
         """Return the state after one step. Pure."""
         # Values may be traced or on a device: no if, and, or, not below.
+        period = self.period
         steps = state.finite_steps + 1
         due = steps >= self.growth_interval
         grown = where(due, state.scale * self.growth_factor, state.scale)
         # A leaky bucket: it loses one unit a step, and a forgiven overflow fills it.
         debt = where(state.debt > 0, state.debt - 1, 0)
-        forgiven = debt < min(self.period, 1)
+        forgiven = debt < min(period, 1)
         shrunk = where(forgiven, state.scale, state.scale * self.backoff_factor)
         moved = where(seen.finite, grown, shrunk)
         low, high = self.min_scale, self.max_scale
         return ScaleState(
             scale=where(moved < low, low, where(moved > high, high, moved)),
             finite_steps=where(seen.finite, where(due, 0, steps), 0),
-            debt=where(seen.finite, debt, where(forgiven, self.period, debt)),
+            debt=where(seen.finite, debt, where(forgiven, period, debt)),
         )
 
 

@@ -166,7 +166,10 @@ class History:
             elif record.lost is not None:
                 self.lost.length = 0
         if not self.settled:
-            self._settle(record)
+            self.settling += record.calibrated
+            self.early_skips += record.loss_finite and not record.finite
+            late = self.settling >= SETTLING
+            self.settled = late or self.finite >= SETTLED_AFTER
 
     def rising(self) -> bool:
         """Return whether the mean loss is well above its minimum."""
@@ -199,12 +202,6 @@ class History:
             self.bad.length = 0
         else:
             self.bad.extend(record, self.good_scale)
-
-    def _settle(self, record: StepRecord) -> None:
-        self.settling += record.calibrated
-        self.early_skips += record.loss_finite and not record.finite
-        late = self.settling >= SETTLING
-        self.settled = late or self.finite >= SETTLED_AFTER
 
 
 def _kind(loss: float | None) -> str:

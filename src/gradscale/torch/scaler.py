@@ -300,8 +300,7 @@ class GradScaler(torch.amp.GradScaler):
         """
         if not self._enabled:
             return
-        self._required("unscale_")
-        step = self._open(optimizer)
+        step = self._open(optimizer, "unscale_")
         state = self._iteration.states[id(optimizer)]
         stage = state["stage"]
         if step.unscaled_before and stage is OptState.UNSCALED:
@@ -375,7 +374,7 @@ class GradScaler(torch.amp.GradScaler):
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         """Read and multiply the gradients; return whether to skip, by device."""
-        step = self._open(optimizer)
+        step = self._open(optimizer, "_unscale_grads_")
         factor = inv_scale.reshape(())
         scale = step.read(lambda _: factor.reciprocal(), allow_fp16=allow_fp16)
         step.decision = None
@@ -390,8 +389,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _check_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
         """Read the gradients and write nothing; the optimizer itself unscales."""
-        self._required("_check_inf_per_device")
-        step = self._open(optimizer)
+        step = self._open(optimizer, "_check_inf_per_device")
         scale = step.read(self._scale_of_grads, allow_fp16=True)
         flags = self._iteration.decide(step, scale, divide=True)
         if self._monitor.meter.wanted:
@@ -449,7 +447,7 @@ class GradScaler(torch.amp.GradScaler):
         scale, _ = self._required("clip_grad_norm_")
         return clip_steps(
             self._iteration,
-            [self._open(optimizer) for optimizer in optimizers],
+            [self._open(optimizer, "clip_grad_norm_") for optimizer in optimizers],
             max_norm,
             norm_type,
             scale_of=self._scale_of_grads,
@@ -487,8 +485,7 @@ class GradScaler(torch.amp.GradScaler):
         if (args and callable(args[0])) or kwargs.get("closure") is not None:
             raise messages.closure_given()
         kwargs.pop("closure", None)
-        self._required("step")
-        step = self._open(optimizer)
+        step = self._open(optimizer, "step")
         state = self._iteration.states[id(optimizer)]
         if state["stage"] is OptState.STEPPED:
             raise messages.stepped_before()
@@ -548,8 +545,8 @@ class GradScaler(torch.amp.GradScaler):
             leftover = left, behind
             if step.mode is StepMode.OWN and step.snapshot is not None:
                 snapshot = step.snapshot if step.snapshot.kind is not None else None
-        if step.mode is StepMode.FUSED and step.reader is not None:
-            skip = self._entries.of(optimizer).stand_in.flag(optimizer, skip)
+        if step.mode is StepMode.FUSED and step.entry is not None:
+            skip = step.entry.stand_in.flag(optimizer, skip)
         with lent(optimizer, grad_scale, skip, snapshot):
             returned = optimizer.step(*args, **kwargs)
         step.mark_used(leftover, written=snapshot is None)
@@ -860,18 +857,25 @@ class GradScaler(torch.amp.GradScaler):
             return ScaleState(scale, self._growth_tracker, state.debt)
         return FixedState(scale)
 
-    def _open(self, optimizer: Any) -> OptimizerStep:
-        """Return the step of an optimizer, made with its first call since an update."""
+    def _open(self, optimizer: Any, funcname: str) -> OptimizerStep:
+        """Return the step of an optimizer, made with its first call since an update.
+
+        Args:
+            optimizer: The optimizer.
+            funcname: The method that needs the scale, for the error if there is none.
+        """
+        if self._scale is None or self._growth_tracker is None:
+            self._check_scale_growth_tracker(funcname)
         key = id(optimizer)
         step = self._iteration.steps.get(key)
-        if step is not None and (step.reader is not None or self._state is None):
+        if step is not None and (step.entry is not None or self._state is None):
             return step
         source: Any = self._model
         if source is None and self._monitor.recorded:
             source = self._name_source(optimizer)
         step = self._iteration.open(optimizer, source)
         if not torch.compiler.is_compiling():
-            step.reader = self._entries.of(optimizer).reader
+            step.entry = self._entries.of(optimizer)
         if step.channel is None and self._state is not None and is_distributed():
             step.channel = self._channel(key, step.params())
         return step

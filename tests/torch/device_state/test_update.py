@@ -11,9 +11,9 @@ from gradscale.core.state import FixedState
 from gradscale.torch.device_state.layout import (
     RING,
     ROW,
+    StepRow,
     new_account,
     new_device_state,
-    record_of,
 )
 from gradscale.torch.device_state.update import (
     StepSummary,
@@ -57,7 +57,7 @@ def _update(policy, state, kept, *parts, hold=False, forced=None):
 
 
 def _record(account):
-    return record_of(account.row.tolist(), int(account.tally[0]))
+    return StepRow(*account.row.tolist()).record(int(account.tally[0]))
 
 
 def _policies(growth, backoff):

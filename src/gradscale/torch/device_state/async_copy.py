@@ -131,7 +131,8 @@ class RowCopies:
 
     def _begin(self, state: DeviceState) -> None:
         """Count from where the tally was set; what is on its way is dropped."""
-        self._wait()
+        if self._event is not None:
+            self._wait(self._event)
         self._starts = state.total.starts
         self.updates = self._read = state.total.start
         self._replayed = self._started = 0
@@ -145,15 +146,15 @@ class RowCopies:
             self._sheet = torch.empty_like(state.sheet, device="cpu", pin_memory=True)
         self._event = _start_copy(state.sheet, self._sheet)
 
-    def _wait(self) -> None:
-        if self._event is not None:
-            if not self._event.query():
-                self._event.synchronize()
-            self._event = None
+    def _wait(self, event: torch.cuda.Event) -> None:
+        if not event.query():
+            event.synchronize()
+        self._event = None
 
     def _finish(self) -> list[HostRow]:
         """Return the rows of the copy that was started last."""
-        self._wait()
+        if self._event is not None:
+            self._wait(self._event)
         assert self._sheet is not None
         tally, ring = split_sheet(self._sheet.cpu())
         started, self._started = self._started, 0

@@ -4,7 +4,6 @@ Made once and written in place: a captured CUDA graph holds these very tensors.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -209,11 +208,6 @@ def split_sheet(sheet: Tensor) -> tuple[Tensor, Tensor]:
     """Return the tally and the ring of a sheet, or of a copy of one: views of it."""
     ring = sheet[HEAD:].view(torch.float32).view(RING, len(ROW))
     return sheet[:3], ring
-
-
-def record_of(row: Sequence[float], step: int) -> StepRecord:
-    """Return the record of a row that is on the host."""
-    return StepRow(*row).record(step)
 
 
 def _zeros(count: int, device: torch.device) -> Tensor:

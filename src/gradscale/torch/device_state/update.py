@@ -196,6 +196,10 @@ _ON_HOST = _Ops(
 def _ops_for(scale: Tensor) -> _Ops:
     if scale.device.type == "cpu" and not torch.compiler.is_compiling():
         return _ON_HOST
+    return _on_device(scale)
+
+
+def _on_device(scale: Tensor) -> _Ops:
     zero, one = torch.zeros_like(scale), torch.ones_like(scale)
     return _Ops(
         zero,

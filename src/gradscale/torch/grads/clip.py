@@ -28,10 +28,8 @@ class Clip(NamedTuple):
     coef: Tensor
     found: Tensor
 
-    def after(self, earlier: "Clip | None") -> "Clip":
+    def after(self, earlier: "Clip") -> "Clip":
         """Return this clip together with one that came before it."""
-        if earlier is None:
-            return self
         return Clip(
             norm=self.norm,
             coef=self.coef * earlier.coef,

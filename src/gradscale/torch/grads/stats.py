@@ -124,7 +124,7 @@ class GradStats:
             norms = [kind.norm_of(order) for kind in self.kinds]
             if any(norm.device != self.home for norm in norms):
                 norms = [to_device(norm, self.home) for norm in norms]
-            self._norm = combine_norms(norms, order)
+            self._norm = norms[0] if len(norms) == 1 else combine_norms(norms, order)
         return self._norm
 
     def with_norm(self, norm_type: float) -> "GradStats | None":
@@ -160,11 +160,12 @@ class GradStats:
         ]
         if self.agreed is not None:
             flags.append(self.agreed.astray)
-        return largest(flags)
+        return flags[0] if len(flags) == 1 else largest(flags)
 
     def amax(self) -> Tensor:
         """Return the largest magnitude as f32[]."""
-        return largest([peak.float() for _, peak in self.groups])
+        peaks = [peak.float() for _, peak in self.groups]
+        return peaks[0] if len(peaks) == 1 else largest(peaks)
 
     def culprits(self, multiplier: Tensor) -> list[Tensor]:
         """Return the parameters behind `found(multiplier)`. Syncs."""

@@ -9,6 +9,7 @@ sum overflows, and none underflows, unless the norm does.
 The read leaves partial results for each chunk; `decide` gathers them.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -79,8 +80,9 @@ def read_chunks(table: Table, dtype: torch.dtype) -> PartialStats:
         table: Of one list; chunks of `CHUNK` elements.
         dtype: That of all its tensors: f32, f16 or bf16.
     """
-    tiling = tiling_of(table)
-    size = _size_of_each(table.tensors, tiling.slices)
+    tiling = tiling_of(table.tensors, table.chunks, table.most)
+    parts = 1 if tiling.slices == 1 else 1 + tiling.slices
+    size = 2 * aligned(table.tensors) * parts + 1
     device = table.cells.device
     chunks = torch.empty(2 * table.chunks, dtype=torch.int64, device=device)
     each = torch.empty(size, dtype=torch.int64, device=device)
@@ -94,25 +96,28 @@ def read_chunks(table: Table, dtype: torch.dtype) -> PartialStats:
     return PartialStats(table, chunks, each, tiling)
 
 
-def tiling_of(table: Table) -> Tiling:
-    """Return how the partial results of these tensors are to be gathered."""
-    most = PARTIALS if table.chunks >= 8 * table.tensors else FEW_PARTIALS
-    partials = min(_power_of_2(table.most), most)
-    tensors = max(OF_SMALL // partials, 1)
-    wanted = _power_of_2(-(-table.most // partials))
-    room = max(PROGRAMS * tensors // table.tensors, 1)
+@lru_cache
+def tiling_of(tensors: int, chunks: int, most: int) -> Tiling:
+    """Return how the partial results are to be gathered.
+
+    Args:
+        tensors: Their number.
+        chunks: The chunks of all of them.
+        most: The chunks of the largest.
+    """
+    limit = PARTIALS if chunks >= 8 * tensors else FEW_PARTIALS
+    partials = min(_power_of_2(most), limit)
+    gathered = max(OF_SMALL // partials, 1)
+    wanted = _power_of_2(-(-most // partials))
+    room = max(PROGRAMS * gathered // tensors, 1)
     # Powers of two, so that not every number of tensors has a kernel of its own.
     slices = min(wanted, SLICES, 2 ** (room.bit_length() - 1))
-    return Tiling(tensors, partials, slices)
+    return Tiling(gathered, partials, slices)
 
 
 def _power_of_2(least: int) -> int:
     """Return the smallest that is not below; Triton's own takes some microseconds."""
     return 1 << (least - 1).bit_length()
-
-
-def _size_of_each(tensors: int, slices: int) -> int:
-    return 2 * aligned(tensors) * (1 if slices == 1 else 1 + slices) + 1
 
 
 def aligned(tensors: int) -> int:

@@ -18,7 +18,7 @@ from gradscale.recording.recorder import Recorder
 from gradscale.recording.session import RecordedRun
 from gradscale.torch import messages
 from gradscale.torch.device_state.async_copy import LAG, PERIOD, HostRow, RowCopies
-from gradscale.torch.device_state.layout import DeviceState, record_of
+from gradscale.torch.device_state.layout import DeviceState, StepRow
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.locate.module_hooks import ModuleHooks
 from gradscale.torch.monitor.evidence import EvidenceCollector, PendingEvidence
@@ -122,7 +122,7 @@ class Monitor:
             # With the first update: a run of a few steps is recorded too.
             self._begin(scaler, state)
         self._steps.append(steps)
-        sample = self.meter.end_step()
+        sample = self.meter.end_step() if self.recorded else None
         if sample is not None:
             self._samples[sample.step] = sample
         if self.module_hooks.enabled:
@@ -144,7 +144,7 @@ class Monitor:
     def _report_location(self, state: DeviceState) -> None:
         """Report what the module hooks have located in this update. Syncs."""
         total = state.total
-        record = record_of(total.row.tolist(), int(total.tally[0]))
+        record = StepRow(*total.row.tolist()).record(total.tally.tolist()[0])
         if record.finite and record.norm_finite:
             self.module_hooks.finite_step()
             if not self.module_hooks.enabled:

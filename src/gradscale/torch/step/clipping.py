@@ -50,7 +50,7 @@ def clip_steps(
     read: list[tuple[OptimizerStep, Tensor, bool]] = []
     norms = []
     for step in steps:
-        stage = iteration.stage(step)
+        stage = iteration.states[id(step.optimizer)]["stage"]
         if stage is OptState.STEPPED:
             raise messages.clipped_late(step.optimizer)
         if step.channel is not None:

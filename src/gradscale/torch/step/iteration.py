@@ -153,9 +153,10 @@ class Iteration:
                 if clip is None and self.params_clips:
                     clip = self.params_clip_of(step)
                 skip = skip_of(flags, step, home)
+                account = None if step.entry is None else step.entry.account
                 found.append(
                     StepSummary(
-                        account=entries.account(key),
+                        account=account or entries.account(key),
                         scale=used_scale if step.scale is None else step.scale,
                         stepped=stage is OptState.STEPPED,
                         skip=skip,
@@ -202,7 +203,9 @@ class Iteration:
         if not self.params_clips:
             return None
         clips = [clip for ids, clip in self.params_clips if self.affects(ids, step)]
-        return reduce(lambda earlier, clip: clip.after(earlier), clips, None)
+        if not clips:
+            return None
+        return reduce(lambda earlier, clip: clip.after(earlier), clips)
 
     def affects(self, ids: frozenset[int], step: OptimizerStep) -> bool:
         """Return whether parameters are of this step, or of no optimizer known here.

@@ -19,11 +19,11 @@ from gradscale.torch.grads.clip import Clip
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import GradStats, read
 from gradscale.torch.grads.unscale import multiply_
-from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.kernels.reference import Decision
 from gradscale.torch.names import names_of
 from gradscale.torch.ranks.consensus import RankChannel
 from gradscale.torch.step.dispatch import StepMode
+from gradscale.torch.step.entries import OptimizerEntry
 from gradscale.torch.tensor_list import GradSnapshot, Numbers
 
 _GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
@@ -37,7 +37,7 @@ class OptimizerStep:
         optimizer: The optimizer; None if only its flags are known.
         name_sources: Where its parameters' names are looked up.
         mode: How the optimizer is stepped.
-        reader: Reads its gradients by kernels; None for plain operations.
+        entry: What is kept of the optimizer; None while a graph is compiled.
         channel: Exchanges statistics with the ranks that decide together; None for one
             alone.
         snapshot: The gradients as last collected; None before that.
@@ -61,7 +61,7 @@ class OptimizerStep:
     optimizer: Any = None
     name_sources: tuple[Any, ...] = ()
     mode: StepMode = StepMode.FLAG
-    reader: GradReader | None = None
+    entry: OptimizerEntry | None = None
     channel: RankChannel | None = None
     snapshot: GradSnapshot | None = None
     accepts_fp16: bool = False
@@ -127,7 +127,8 @@ class OptimizerStep:
         order = 2.0 if norm_type is None and self.channel is not None else norm_type
         if snapshot.tensors:
             limit = max_norm if self.clip is None else None
-            self.stats = read(snapshot, scale.device, order, self.reader, scale, limit)
+            reader = None if self.entry is None else self.entry.reader
+            self.stats = read(snapshot, scale.device, order, reader, scale, limit)
             self.decision = self.stats.decision
         if self.channel is not None and order is not None:
             # A rank without gradients still takes part: the others would wait for it.
@@ -233,7 +234,7 @@ class OptimizerStep:
 
     def add_clip(self, clip: Clip, *, unscaled: bool) -> None:
         """Fold a clip into the step; unscaled gradients are clipped at once."""
-        self.clip = clip.after(self.clip)
+        self.clip = clip if self.clip is None else clip.after(self.clip)
         if not unscaled:
             self.decision = None
             return
