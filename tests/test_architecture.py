@@ -88,7 +88,7 @@ LARGER_FOLDERS = {"torch/kernels": 15}
 
 # Calls and files of one step, with a clip and `scaler.last`: `bench_walk`. Lower them
 # whenever a change makes them smaller.
-WALK = {"plain": (30, 195), "fused": (36, 215), "own": (40, 225)}
+WALK = {"plain": (31, 145), "fused": (37, 177), "own": (41, 188)}
 
 # At 600 lines a file is split, or says why not.
 LONG_FILES = {

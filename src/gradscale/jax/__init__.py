@@ -15,7 +15,7 @@ from gradscale.jax.last_step import Counts, LastStep
 from gradscale.jax.precision import Precision
 from gradscale.jax.reading import Reading, all_finite, observe
 from gradscale.jax.retry import retried_value_and_grad
-from gradscale.jax.rule import JAX, scale, select, unscale, update
+from gradscale.jax.scaling import JAX, scale, select, unscale, update
 from gradscale.jax.state import (
     LossScaledState,
     counts,

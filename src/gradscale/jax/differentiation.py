@@ -10,7 +10,7 @@ import numpy as np
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.errors import OrderError
 from gradscale.jax.grad_tree import Mask
-from gradscale.jax.rule import scale, unscale
+from gradscale.jax.scaling import scale, unscale
 from gradscale.jax.state import scale_of
 
 Differentiate = Callable[..., Callable[..., Any]]

@@ -15,7 +15,7 @@ from gradscale.jax.axes import AxisName, all_agree, axes_of
 from gradscale.jax.grad_tree import Mask, gradients_in, same_places, wide
 from gradscale.jax.last_step import Counts, LastStep, packed
 from gradscale.jax.reading import read
-from gradscale.jax.rule import multiplied, select, update
+from gradscale.jax.scaling import multiplied, select, update
 from gradscale.jax.state import LossScaledState, first_state
 
 # The smallest normal f32: XLA flushes subnormals to zero on the CPU.

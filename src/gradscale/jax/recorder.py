@@ -21,7 +21,7 @@ from gradscale.jax.names import leaf_names
 from gradscale.jax.state import only_state
 from gradscale.recording import recorder as runs
 from gradscale.recording.process import Process
-from gradscale.recording.session import RecordedRun, Sink
+from gradscale.recording.recorded_run import RecordedRun, Sink
 
 
 class _Pending(NamedTuple):

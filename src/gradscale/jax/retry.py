@@ -20,7 +20,7 @@ from gradscale.jax.differentiation import (
 )
 from gradscale.jax.grad_tree import Mask
 from gradscale.jax.reading import observe
-from gradscale.jax.rule import update
+from gradscale.jax.scaling import update
 from gradscale.jax.state import LossScaledState, only_state, replaced
 
 

@@ -49,7 +49,7 @@ from gradscale.torch.locate.diagnose import diagnose
 from gradscale.torch.locate.result import Location
 from gradscale.torch.monitor.model_lookup import find_model
 from gradscale.torch.monitor.monitor import Monitor
-from gradscale.torch.monitor.process import process_here
+from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.names import names_of
 from gradscale.torch.ranks.consensus import RankChannel, Ranks
 from gradscale.torch.ranks.sharding import (

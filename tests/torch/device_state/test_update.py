@@ -11,7 +11,7 @@ from gradscale.core.state import FixedState
 from gradscale.torch.device_state.layout import (
     RING,
     ROW,
-    StepRow,
+    DeviceRow,
     new_account,
     new_device_state,
 )
@@ -57,7 +57,7 @@ def _update(policy, state, kept, *parts, hold=False, forced=None):
 
 
 def _record(account):
-    return StepRow(*account.row.tolist()).record(int(account.tally[0]))
+    return DeviceRow(*account.row.tolist()).record(int(account.tally[0]))
 
 
 def _policies(growth, backoff):

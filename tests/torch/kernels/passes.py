@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradscale.torch.kernels import optimizer_pass as updating
-from gradscale.torch.kernels import reference
+from gradscale.torch.kernels import plain as reference
 from gradscale.torch.kernels.args import (
     CHUNK,
     AdamConfig,
@@ -17,8 +17,8 @@ from gradscale.torch.kernels.args import (
     SgdConfig,
 )
 from gradscale.torch.kernels.grad_reader import GradReader
+from gradscale.torch.kernels.plain import TensorStats
 from gradscale.torch.kernels.pointer_table import PointerTable
-from gradscale.torch.kernels.reference import TensorStats
 from gradscale.torch.tensor_list import numbers
 
 # Around the chunk of 1024, and what is left of a vector of 16 bytes.

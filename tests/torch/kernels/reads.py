@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gradscale.torch.kernels import reference
+from gradscale.torch.kernels import plain as reference
 from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.kernels.read import CHUNK
 from tests.torch.kernels.passes import read_by

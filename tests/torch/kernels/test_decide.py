@@ -11,6 +11,7 @@ from gradscale.torch.kernels import decide as deciding
 from gradscale.torch.kernels import interpreted, reference
 from gradscale.torch.kernels import read as reading
 from gradscale.torch.kernels.decide import BLOCK, gather_and_decide
+from gradscale.torch.kernels.plain import Decision
 from gradscale.torch.kernels.pointer_table import PointerTable, Table
 from gradscale.torch.kernels.read import (
     CHUNK,
@@ -19,7 +20,6 @@ from gradscale.torch.kernels.read import (
     read_chunks,
     tiling_of,
 )
-from gradscale.torch.kernels.reference import Decision
 from gradscale.torch.tensor_list import addresses
 
 INF, NAN = math.inf, math.nan

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT
 from gradscale.torch.kernels import histogram, reference
 from gradscale.torch.kernels.histogram import CHUNK
-from gradscale.torch.kernels.pointer_table import Table
-from gradscale.torch.kernels.reference import (
+from gradscale.torch.kernels.plain import (
     ABOVE,
     BELOW,
     FIRST,
@@ -25,6 +24,7 @@ from gradscale.torch.kernels.reference import (
     tally_on_device,
     tally_on_host,
 )
+from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.underflow.exponent_counter import Counter
 from tests.torch.kernels.passes import bits, values
 from tests.torch.kernels.reads import DTYPES, INF_BITS, INT, SIZES, dtypes

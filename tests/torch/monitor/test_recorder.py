@@ -16,7 +16,7 @@ from gradscale.judge.judge import Judge, Judgement
 from gradscale.recording.recorder import Recorder
 from gradscale.runfile import TensorSample, open_run
 from gradscale.runfile.committer import THREAD
-from gradscale.torch.monitor.process import process_here
+from gradscale.torch.monitor.recorder import process_here
 
 FINE = StepRecord(1, 1024.0, True, True, amax=3.0, grad_norm=2.0, loss=0.5)
 BAD = StepRecord(1, 1024.0, False, False, amax=math.inf, calibrated=False)

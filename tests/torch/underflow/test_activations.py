@@ -5,7 +5,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from gradscale.torch.grads.collect import collect
-from gradscale.torch.kernels.reference import count_tensors
+from gradscale.torch.kernels.plain import count_tensors
 from gradscale.torch.underflow.meter import Meter
 from gradscale.torch.underflow.sample import OUTPUT, row_of
 from tests.torch.small_gradients import loss_of, run_step, small_net

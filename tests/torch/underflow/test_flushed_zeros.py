@@ -9,7 +9,7 @@ from gradscale.core.exponent_histogram import histogram_of
 from gradscale.core.flushed_zeros import SPREAD, lost_share, tally_of
 from gradscale.core.records import LOST_TOO_MUCH
 from gradscale.torch.grads.collect import collect
-from gradscale.torch.kernels.reference import SLOTS
+from gradscale.torch.kernels.plain import SLOTS
 from gradscale.torch.underflow.meter import Meter
 from gradscale.torch.underflow.sample import row_of, tallies_of
 from tests.torch.small_gradients import run_step, small_net, zero_share

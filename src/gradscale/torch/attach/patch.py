@@ -22,7 +22,7 @@ from gradscale.torch.attach.watch import described, watch
 from gradscale.torch.cpu.amp import GradScaler as CpuGradScaler
 from gradscale.torch.cuda.amp import GradScaler as CudaGradScaler
 from gradscale.torch.messages import WarnOnce
-from gradscale.torch.monitor.process import process_here
+from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.names import names_of
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.sharded import ShardedGradScaler

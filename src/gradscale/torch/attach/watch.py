@@ -26,7 +26,7 @@ from gradscale.torch.device_state.loss_stats import note_loss_
 from gradscale.torch.devices import can_touch_host, to_device
 from gradscale.torch.grads.stats import GradStats, largest, read
 from gradscale.torch.monitor.model_lookup import ModelLookup
-from gradscale.torch.monitor.process import process_here
+from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.names import apart, names_of
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.tensor_list import GradSnapshot, numbers

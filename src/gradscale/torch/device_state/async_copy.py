@@ -6,7 +6,12 @@ import torch
 from torch import Tensor
 
 from gradscale.core.records import StepRecord
-from gradscale.torch.device_state.layout import RING, DeviceState, StepRow, split_sheet
+from gradscale.torch.device_state.layout import (
+    RING,
+    DeviceRow,
+    DeviceState,
+    split_sheet,
+)
 
 # The rows on the device are copied in every PERIOD-th update, and read LAG updates
 # later: a row is LAG to LAG + PERIOD - 1 updates old when it is read. Both are counted
@@ -171,7 +176,7 @@ class RowCopies:
                 step - replayed if seen or step == steps else None,
             )
             for step in range(first + 1, steps + 1)
-            for row in [StepRow(*ring[(step - 1) % RING].tolist())]
+            for row in [DeviceRow(*ring[(step - 1) % RING].tolist())]
         ]
 
 

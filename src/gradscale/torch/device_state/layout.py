@@ -68,7 +68,7 @@ RING = 64
 HEAD = 4
 
 
-class StepRow(NamedTuple):
+class DeviceRow(NamedTuple):
     """A row on the host: the fields of `ROW`, by name."""
 
     read: float
@@ -107,7 +107,7 @@ class StepRow(NamedTuple):
         )
 
 
-assert StepRow._fields == ROW
+assert DeviceRow._fields == ROW
 
 
 @dataclass

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradscale.errors import ConfigError
 from gradscale.torch.grads.stats import combine_norms, read
 from gradscale.torch.grads.unscale import multiply_
-from gradscale.torch.kernels.reference import clip_to
+from gradscale.torch.kernels.plain import clip_to
 from gradscale.torch.tensor_list import GradSnapshot
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradscale.torch.devices import to_device
 from gradscale.torch.grads.read_plain import read_on_device, read_on_host
 from gradscale.torch.kernels.grad_reader import GradReader
-from gradscale.torch.kernels.reference import Decision, TensorStats
+from gradscale.torch.kernels.plain import Decision, TensorStats
 from gradscale.torch.tensor_list import GradSnapshot, Kind, numbers
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradscale.torch.kernels.launch import launched
+from gradscale.torch.kernels.plain import Decision, TensorStats
 from gradscale.torch.kernels.read import (
     CHUNK,
     TRITON_DTYPES,
@@ -22,7 +23,6 @@ from gradscale.torch.kernels.read import (
     aligned,
     gather_slice,
 )
-from gradscale.torch.kernels.reference import Decision, TensorStats
 
 # Tensors whose results are put together at once.
 BLOCK, FEW = 1024, 256

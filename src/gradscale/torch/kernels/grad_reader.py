@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from gradscale.torch.kernels import Kernels, on, usable
+from gradscale.torch.kernels.plain import Decision, TensorStats
 from gradscale.torch.kernels.pointer_table import (
     KERNEL_DTYPES,
     PointerTable,
     is_dense,
 )
-from gradscale.torch.kernels.reference import Decision, TensorStats
 from gradscale.torch.tensor_list import Kind, Numbers, addresses
 
 

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from gradscale.torch.kernels import reference as slots
+from gradscale.torch.kernels import plain as slots
 from gradscale.torch.kernels.launch import launched
 from gradscale.torch.kernels.pointer_table import Table
 from gradscale.torch.kernels.pointers import locate, pointer

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gradscale.torch import tensor_list
-from gradscale.torch.kernels import Kernels, on, reference, usable
+from gradscale.torch.kernels import Kernels, on, plain, usable
 from gradscale.torch.kernels.args import (
     AdamConfig,
     AdamLists,
@@ -68,7 +68,7 @@ def adam_(
         layout: What `kernel_layout` has just returned for the lists.
         table: Kept for these lists from step to step.
     """
-    _step(_torch_adam_, reference.adam_, lists, config, amp, layout, table)
+    _step(_torch_adam_, plain.adam_, lists, config, amp, layout, table)
 
 
 def sgd_(
@@ -80,8 +80,8 @@ def sgd_(
 ) -> None:
     """Step by SGD, or leave all unchanged; arguments as in `adam_`. No host sync."""
     # Torch's operator takes one flag for the first step of all parameters.
-    by_torch = reference.sgd_ if lists.steps else _torch_sgd_
-    _step(by_torch, reference.sgd_, lists, config, amp, layout, table)
+    by_torch = plain.sgd_ if lists.steps else _torch_sgd_
+    _step(by_torch, plain.sgd_, lists, config, amp, layout, table)
 
 
 def lion_(
@@ -92,7 +92,7 @@ def lion_(
     table: PointerTable,
 ) -> None:
     """Step by Lion, or leave all unchanged; arguments as in `adam_`. No host sync."""
-    _step(reference.lion_, reference.lion_, lists, config, amp, layout, table)
+    _step(plain.lion_, plain.lion_, lists, config, amp, layout, table)
 
 
 def _step(
@@ -169,11 +169,11 @@ def _torch_takes(lists: AdamLists | MomentumLists) -> bool:
 
 
 def _torch_adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
-    """Compute what `reference.adam_` does by torch's fused operator for the CPU."""
+    """Compute what `plain.adam_` does by torch's fused operator for the CPU."""
     if _is_set(amp.found_inf):
         return
     exact, lr = lists.masters or lists.params, _number(config.lr)
-    reference.count_(lists.steps, None)
+    plain.count_(lists.steps, None)
     if config.decoupled:
         # Not by torch's operator: it multiplies by 1 - lr * weight_decay, whose
         # rounding error is a decay of its own.
@@ -197,7 +197,7 @@ def _torch_adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
 
 
 def _torch_sgd_(lists: MomentumLists, config: SgdConfig, amp: AmpArgs) -> None:
-    """Compute what `reference.sgd_` does by torch's fused operator for the CPU."""
+    """Compute what `plain.sgd_` does by torch's fused operator for the CPU."""
     if _is_set(amp.found_inf):
         return
     torch._fused_sgd_(

@@ -1,7 +1,7 @@
 """Reports the locations that the module hooks found, each module once."""
 
 from gradscale.core.records import Verdict
-from gradscale.recording.session import RecordedRun
+from gradscale.recording.recorded_run import RecordedRun
 from gradscale.torch.locate.result import Location
 
 

@@ -14,17 +14,17 @@ from gradscale.core.records import COLLAPSED_AFTER, StepRecord
 from gradscale.errors import HopelessRun, ScaleCollapsed
 from gradscale.judge.judge import Judgement
 from gradscale.judge.verdict_table import codes_where, verdicts_where
+from gradscale.recording.recorded_run import RecordedRun
 from gradscale.recording.recorder import Recorder
-from gradscale.recording.session import RecordedRun
 from gradscale.torch import messages
 from gradscale.torch.device_state.async_copy import LAG, PERIOD, HostRow, RowCopies
-from gradscale.torch.device_state.layout import DeviceState, StepRow
+from gradscale.torch.device_state.layout import DeviceRow, DeviceState
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.locate.module_hooks import ModuleHooks
 from gradscale.torch.monitor.evidence import EvidenceCollector, PendingEvidence
 from gradscale.torch.monitor.location_report import LocationReport
 from gradscale.torch.monitor.model_lookup import ModelLookup
-from gradscale.torch.monitor.process import process_here
+from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.underflow.meter import Meter
 from gradscale.torch.underflow.sample import UnderflowSample
@@ -144,7 +144,7 @@ class Monitor:
     def _report_location(self, state: DeviceState) -> None:
         """Report what the module hooks have located in this update. Syncs."""
         total = state.total
-        record = StepRow(*total.row.tolist()).record(total.tally.tolist()[0])
+        record = DeviceRow(*total.row.tolist()).record(total.tally.tolist()[0])
         if record.finite and record.norm_finite:
             self.module_hooks.finite_step()
             if not self.module_hooks.enabled:

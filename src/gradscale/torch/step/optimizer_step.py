@@ -19,7 +19,7 @@ from gradscale.torch.grads.clip import Clip
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import GradStats, read
 from gradscale.torch.grads.unscale import multiply_
-from gradscale.torch.kernels.reference import Decision
+from gradscale.torch.kernels.plain import Decision
 from gradscale.torch.names import names_of
 from gradscale.torch.ranks.consensus import RankChannel
 from gradscale.torch.step.dispatch import StepMode

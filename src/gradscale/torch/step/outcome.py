@@ -7,7 +7,7 @@ from typing import Any
 from gradscale.core.formatting import power
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.records import StepRecord
-from gradscale.torch.device_state.layout import Account, StepRow
+from gradscale.torch.device_state.layout import Account, DeviceRow
 from gradscale.torch.step.optimizer_step import OptimizerStep
 
 
@@ -73,7 +73,7 @@ def _outcome(
         return tuple(name for step in steps for name in step.culprits())
 
     return StepOutcome(
-        lambda: StepRow(*row.tolist()).record(tally.tolist()[0]), culprits, parts
+        lambda: DeviceRow(*row.tolist()).record(tally.tolist()[0]), culprits, parts
     )
 
 

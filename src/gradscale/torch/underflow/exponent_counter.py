@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradscale.torch.kernels import Kernels, on, reference, usable
+from gradscale.torch.kernels import Kernels, on, plain, usable
 from gradscale.torch.kernels.pointer_table import (
     KERNEL_DTYPES,
     PointerTable,
@@ -34,7 +34,7 @@ class Counter:
         """
         device, dtype = kind
         if dtype not in KERNEL_DTYPES or not usable(self._kernels, device):
-            return reference.count_tensors(tensors)
+            return plain.count_tensors(tensors)
         # Here: Triton may not be installed.
         from gradscale.torch.kernels.histogram import CHUNK, count_tensors
 

@@ -12,7 +12,7 @@ from gradscale.core.exponent_histogram import NORMAL_FROM, Fate, Histogram, fate
 from gradscale.core.flushed_zeros import Tally, lost_share
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
 from gradscale.torch.device_state.async_copy import AsyncTensor
-from gradscale.torch.kernels.reference import (
+from gradscale.torch.kernels.plain import (
     ABOVE,
     BELOW,
     FIRST,

@@ -10,8 +10,8 @@ from gradscale import HopelessRun, StateError, StepRecord
 from gradscale.judge.judge import Judge
 from gradscale.recording import session
 from gradscale.recording.process import Process
+from gradscale.recording.recorded_run import RecordedRun
 from gradscale.recording.recorder import Recorder
-from gradscale.recording.session import RecordedRun
 from gradscale.runfile import TensorSample, open_run
 
 # A loss that is not finite; ten in a row are hopeless at any scale.
