@@ -8,7 +8,7 @@ import pytest
 
 from gradscale import HopelessRun, StateError, StepRecord
 from gradscale.judge.judge import Judge
-from gradscale.recording import session
+from gradscale.recording import recorded_run
 from gradscale.recording.process import Process
 from gradscale.recording.recorded_run import RecordedRun
 from gradscale.recording.recorder import Recorder
@@ -30,7 +30,7 @@ class Seen:
 
 @pytest.fixture(autouse=True)
 def _bundles_go_to_the_folder_of_the_test(tmp_path, monkeypatch):
-    monkeypatch.setattr(session, "BUNDLES", tmp_path)
+    monkeypatch.setattr(recorded_run, "BUNDLES", tmp_path)
 
 
 @pytest.fixture(autouse=True)

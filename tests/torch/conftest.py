@@ -10,7 +10,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-from gradscale.recording import session
+from gradscale.recording import recorded_run
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,4 +31,4 @@ def device() -> torch.device:
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path, monkeypatch) -> None:
     """Write bundles of runs that are stopped into a folder of the test."""
-    monkeypatch.setattr(session, "BUNDLES", tmp_path)
+    monkeypatch.setattr(recorded_run, "BUNDLES", tmp_path)
