@@ -182,12 +182,13 @@ class RecordedRun:
         peaks: Mapping[str, float] | None,
         sample: Mapping[str, TensorSample] | None,
     ) -> None:
-        try:
-            recorder.begin()
-        except StateError as error:
-            self.recorder = None
-            self.report(str(error))
-            return
+        if not recorder.begun:
+            try:
+                recorder.begin()
+            except StateError as error:
+                self.recorder = None
+                self.report(str(error))
+                return
         recorder.see(record, judgement, culprits, peaks)
         if sample is not None:
             recorder.sample(record.step, sample)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradscale.core.checkpoint import AnyPolicy
-from gradscale.core.records import StepRecord, Verdict
+from gradscale.core.records import StepRecord
 from gradscale.errors import GradscaleError, StateError
 from gradscale.judge.judge import Judgement
 from gradscale.recording.process import FindProcess, Process, process_from_environment
@@ -201,36 +201,21 @@ class Recorder:
             peaks: The largest scaled magnitude of each tensor, for a step with an
                 event or a sampled one. Do not change it afterwards.
         """
-        self.row(record, judgement.verdict)
-        self.details(record, judgement, culprits, peaks)
-
-    def row(self, record: StepRecord, verdict: Verdict) -> None:
-        """Record the row of a step; the first part of `see`."""
         if not self.begun:
             self.begin()
-        if self.writer is not None:
-            self.writer.step(
-                record.step,
-                record.scale,
-                record.applied,
-                verdict.value,
-                record.grad_norm,
-                record.amax if record.read else None,
-                record.loss,
-            )
-
-    def details(
-        self,
-        record: StepRecord,
-        judgement: Judgement,
-        culprits: Sequence[str] = (),
-        peaks: Mapping[str, float] | None = None,
-    ) -> None:
-        """Record findings, culprits and peaks of a step; the second part of `see`."""
         writer = self.writer
         if writer is None:
             return
         step, verdict = record.step, judgement.verdict.value
+        writer.step(
+            step,
+            record.scale,
+            record.applied,
+            verdict,
+            record.grad_norm,
+            record.amax if record.read else None,
+            record.loss,
+        )
         for finding in judgement.findings:
             where = finding.where or None
             writer.event(finding.code, step=step, where=where, data=finding.as_dict())

@@ -108,8 +108,12 @@ class RowCopies:
         self._starts = 0
         # The update in which a copy was started that is not read yet; 0 for none.
         self._started = 0
+        # The copy on the host, made once, and views of it: the tally and the ring.
         self._sheet: Tensor | None = None
+        self._views: tuple[Tensor, Tensor] | None = None
+        # Until the copy has arrived: its event, or on devices without one a copy there.
         self._event: torch.cuda.Event | None = None
+        self._there: Tensor | None = None
 
     def advance(self, state: DeviceState) -> list[HostRow]:
         """Count an update; return the rows that are due, in order, each exactly once.
@@ -144,12 +148,18 @@ class RowCopies:
 
     def _start(self, state: DeviceState) -> None:
         self._started = self.updates
-        if state.sheet.device.type != "cuda":
-            self._sheet = state.sheet.clone()
-            return
-        if self._sheet is None or not self._sheet.is_pinned():
-            self._sheet = torch.empty_like(state.sheet, device="cpu", pin_memory=True)
-        self._event = _start_copy(state.sheet, self._sheet)
+        kind = state.sheet.device.type
+        if self._sheet is None:
+            self._sheet = torch.empty_like(
+                state.sheet, device="cpu", pin_memory=kind == "cuda"
+            )
+            self._views = split_sheet(self._sheet)
+        if kind == "cuda":
+            self._event = _start_copy(state.sheet, self._sheet)
+        elif kind == "cpu":
+            self._sheet.copy_(state.sheet)
+        else:
+            self._there = state.sheet.clone()
 
     def _wait(self, event: torch.cuda.Event) -> None:
         if not event.query():
@@ -161,7 +171,11 @@ class RowCopies:
         if self._event is not None:
             self._wait(self._event)
         assert self._sheet is not None
-        tally, ring = split_sheet(self._sheet.cpu())
+        assert self._views is not None
+        if self._there is not None:
+            self._sheet.copy_(self._there)
+            self._there = None
+        tally, ring = self._views
         started, self._started = self._started, 0
         steps = tally.tolist()[0]
         first = max(self._read, steps - RING)
@@ -169,14 +183,18 @@ class RowCopies:
         self._read, replayed = steps, steps - started
         seen = replayed == self._replayed
         self._replayed = replayed
+        begin, count = first % RING, steps - first
+        if begin + count > RING:
+            ring, begin = ring.roll(-begin, 0), 0
+        rows = ring[begin : begin + count].tolist()
         return [
             HostRow(
                 row.record(step),
                 row.refused != 0.0,
                 step - replayed if seen or step == steps else None,
             )
-            for step in range(first + 1, steps + 1)
-            for row in [DeviceRow(*ring[(step - 1) % RING].tolist())]
+            for step, values in enumerate(rows, first + 1)
+            for row in [DeviceRow(*values)]
         ]
 
 
