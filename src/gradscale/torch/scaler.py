@@ -545,7 +545,9 @@ class GradScaler(torch.amp.GradScaler):
             leftover = left, behind
             if step.mode is StepMode.OWN and step.snapshot is not None:
                 snapshot = step.snapshot if step.snapshot.kind is not None else None
-        if step.mode is StepMode.FUSED and step.entry is not None:
+        scaled = grad_scale is not None
+        if scaled and step.mode is StepMode.FUSED and step.entry is not None:
+            # For unscaled gradients torch's kernel takes the host less time.
             skip = step.entry.stand_in.flag(optimizer, skip)
         with lent(optimizer, grad_scale, skip, snapshot):
             returned = optimizer.step(*args, **kwargs)

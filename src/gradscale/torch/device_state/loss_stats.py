@@ -30,9 +30,9 @@ def note_loss_(
     if scalar:
         if loss.dim() or loss.dtype is not torch.float32 or loss.device != scale.device:
             loss = to_device(loss.reshape(()), scale.device)
-        # 0 * x is 0 for finite x, else NaN. In the loss's own dtype: an f64 loss may be
-        # finite and above the largest f32.
-        fields.loss_trace.add_(0.0 * loss)
+        # 0 * x is 0 for finite x, else NaN. Promoted to the loss's dtype: an f64 loss
+        # may be finite and above the largest f32.
+        fields.loss_trace.add_(loss, alpha=0.0)
     elif strided and numel <= LARGEST_LOSS:
         values = torch.view_as_real(loss) if loss.is_complex() else loss
         fields.loss_trace.add_(to_device((0.0 * values).sum(), scale.device))
