@@ -8,6 +8,9 @@ import os
 
 from hypothesis import settings
 
+# Also of the processes that tests start: workers already use all cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile("steady", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", max_examples=1000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
