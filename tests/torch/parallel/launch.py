@@ -110,10 +110,12 @@ def launch(module: str, ranks: int, folder: Path) -> None:
         child = os.fork()
         if not child:
             run_cases(module, ranks, folder, rank)
+            gc.unfreeze()
             return
         children.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     (folder / "exits.json").write_text(json.dumps(codes))
+    gc.unfreeze()
 
 
 def run_cases(module: str, ranks: int, folder: Path, rank: int) -> None:
