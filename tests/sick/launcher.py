@@ -14,10 +14,8 @@ import os
 import runpy
 import sys
 
-import torch  # noqa: F401
-
-# The first optimizer of a process imports it, in 2 s.
-import torch._dynamo
+# With Dynamo: the first optimizer of a process imports it, in 2 s.
+import torch._dynamo  # noqa: F401
 
 # A fork collects, and searches for its model, among its own objects only.
 gc.freeze()
