@@ -11,6 +11,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 from gradscale.recording import recorded_run
+from tests.torch.interpreter import patch_once
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,6 +21,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fast_interpreter() -> Iterator[None]:
+    """Spare Triton's interpreter work that changes nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setattr("triton.runtime.interpreter._patch_lang", patch_once)
+        yield
 
 
 @pytest.fixture(scope="session")

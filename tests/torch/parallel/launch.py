@@ -6,6 +6,7 @@ process that forks the ranks: importing torch takes longer than most cases.
 """
 
 import datetime
+import gc
 import importlib
 import json
 import math
@@ -18,6 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+
+# The first optimizer of a rank would import it, in 2 s.
+import torch._dynamo
 import torch.distributed as dist
 
 ROOT = Path(__file__).parents[3]
@@ -99,15 +103,19 @@ def launch(module: str, ranks: int, folder: Path) -> None:
     # Before any operation: a forked thread pool would hang.
     torch.set_num_threads(1)
     importlib.import_module(module)
+    # Ranks collect, and search for their models, among their own objects only.
+    gc.freeze()
     children = []
     for rank in range(ranks):
         child = os.fork()
         if not child:
             run_cases(module, ranks, folder, rank)
+            gc.unfreeze()
             return
         children.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     (folder / "exits.json").write_text(json.dumps(codes))
+    gc.unfreeze()
 
 
 def run_cases(module: str, ranks: int, folder: Path, rank: int) -> None:
