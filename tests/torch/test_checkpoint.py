@@ -26,11 +26,16 @@ named = partial(pytest.mark.parametrize, ids=lambda case: case.__name__)
 GRADS = (1.0, INF, 1.0, 1.0, 1.0, NAN, 1.0, 1.0)
 
 
+# An optimizer's counts are deleted with it.
+_held = []
+
+
 def _trained(kind, grads=GRADS, **how):
     scaler, param = kind("cpu", growth_interval=3, **how), parameter(2)
     optimizer = SGD([param], lr=1.0)
     for grad in grads:
         iterate(scaler, optimizer, param, grad)
+    _held.append(optimizer)
     return scaler
 
 

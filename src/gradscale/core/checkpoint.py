@@ -15,6 +15,8 @@ FORMAT = 1
 KEY = "gradscale"
 # Counts of the rule are i32 on the device and grow by one before they are compared.
 LARGEST_COUNT = 2**31 - 2
+# Those of a tally are i64.
+LARGEST_TALLY = 2**62
 TORCH_KEYS = (
     "scale",
     "growth_factor",
@@ -234,7 +236,10 @@ def _tallies(value: Any) -> tuple[tuple[int, int], ...]:
     for pair in value:
         if not isinstance(pair, (list, tuple)) or len(pair) != 2:
             raise _bad("tallies", value, "a list of pairs of counts")
-    return tuple((_count("tallies", a), _count("tallies", b)) for a, b in value)
+    counts = tuple((_count("tallies", a), _count("tallies", b)) for a, b in value)
+    if any(sum(pair) > LARGEST_TALLY for pair in counts):
+        raise _bad("tallies", value, f"counts whose sum is up to {LARGEST_TALLY}")
+    return counts
 
 
 def _flag(name: str, value: Any) -> bool:

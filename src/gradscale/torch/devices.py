@@ -1,6 +1,8 @@
 """Devices: names, availability, copies between them."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -84,3 +86,13 @@ def can_touch_host() -> bool:
     # Before CUDA is initialised there is no capture; `is_available` takes longer.
     there = torch.cuda.is_initialized()
     return not (there and torch.cuda.is_current_stream_capturing())
+
+
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Leave `torch.inference_mode`, whose tensors cannot be written to outside of it.
+
+    No gradient is tracked, as inside.
+    """
+    with torch.inference_mode(False), torch.no_grad():
+        yield

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 
-def names_of(params: Sequence[Tensor], sources: Iterable[Any] = ()) -> list[str]:
+def names_of(params: Sequence[Tensor | str], sources: Iterable[Any] = ()) -> list[str]:
     """Name parameters by the model's own names, else by group and index.
 
     Args:
-        params: The parameters to name.
+        params: The parameters to name. A name is returned as it is.
         sources: Modules, weak references to them, and optimizers to look in, in this
             order; None is passed over.
     """
@@ -58,5 +58,7 @@ def _name_by_place(known: dict[int, str], groups: Sequence[dict[str, Any]]) -> N
             known.setdefault(id(param), name)
 
 
-def _described(param: Tensor) -> str:
+def _described(param: Tensor | str) -> str:
+    if isinstance(param, str):
+        return param
     return f"a parameter of shape {tuple(param.shape)}"

@@ -7,6 +7,7 @@ moves the scale and ends it. All methods that torch.compile traces are defined h
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path as FilePath
@@ -38,6 +39,7 @@ from gradscale.torch.devices import (
     can_touch_host,
     device_type,
     is_available,
+    outside_inference_mode,
     warn_disabled,
 )
 from gradscale.torch.grads.clip import (
@@ -190,8 +192,18 @@ class GradScaler(torch.amp.GradScaler):
             replicas=replicas_of(self._model),
             share_losses=self._guard == "raise",
         )
-        self._entries = OptimizerEntries(self._kernels, self._ranks.forget)
+        # Weak: an optimizer that lives on must not keep the scaler alive.
+        forget = weakref.WeakMethod(self._forget)
+        self._entries = OptimizerEntries(
+            self._kernels, lambda key: (there := forget()) and there(key)
+        )
         self._disabled_steps = DisabledCounter()
+
+    def _forget(self, key: int) -> None:
+        """Let go of an optimizer that was deleted."""
+        self._ranks.forget(key)
+        self._iteration.drop(key)
+        self._monitor.drop(key)
 
     def _make_warnings(self) -> messages.WarnOnce:
         return messages.WarnOnce()
@@ -229,8 +241,10 @@ class GradScaler(torch.amp.GradScaler):
         scale, state, iteration = self._scale, self._state, self._iteration
         assert scale is not None
         assert state is not None
-        first = iteration.losses == 0
-        iteration.losses += note_loss_(output, scale, state, first=first)
+        iteration.noted = not torch._C._are_functorch_transforms_active()
+        if iteration.noted:
+            first = iteration.losses == 0
+            iteration.losses += note_loss_(output, scale, state, first=first)
         iteration.scaled = True
         self._ranks.losses_are_known = False
         scaled = times(output, scale)
@@ -243,11 +257,14 @@ class GradScaler(torch.amp.GradScaler):
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         if self._growth_tracker is not None:
             raise AssertionError("_growth_tracker initialized before _scale")
-        self._scale = torch.full((), self._init_scale, dtype=torch.float32, device=dev)
-        self._growth_tracker = torch.full(
-            (), self._init_growth_tracker, dtype=torch.int32, device=dev
-        )
-        self._state = new_device_state(dev, self._init_scale)
+        with outside_inference_mode():
+            self._scale = torch.full(
+                (), self._init_scale, dtype=torch.float32, device=dev
+            )
+            self._growth_tracker = torch.full(
+                (), self._init_growth_tracker, dtype=torch.int32, device=dev
+            )
+            self._state = new_device_state(dev, self._init_scale)
         self._resumed.enter(self._state)
         self._entries.start(dev, self._resumed.each())
         self._monitor.meter.start(self._state.total.start)
@@ -282,9 +299,9 @@ class GradScaler(torch.amp.GradScaler):
         scale, state, iteration = self._scale, self._state, self._iteration
         assert scale is not None
         assert state is not None
-        if iteration.scaled:
+        if iteration.scaled and iteration.noted:
             return state.used_scale
-        from_elsewhere = id(step.optimizer) in iteration.closed
+        from_elsewhere = iteration.scaled or id(step.optimizer) in iteration.closed
         behind = scale if from_elsewhere else state.used_scale
         if step.snapshot is not None and not step.snapshot.present:
             # The gradients of the step are still to come.
@@ -299,6 +316,10 @@ class GradScaler(torch.amp.GradScaler):
         A clip that was requested before is applied in the same pass.
         """
         if not self._enabled:
+            return
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            with outside_inference_mode():
+                self.unscale_(optimizer)
             return
         step = self._open(optimizer, "unscale_")
         state = self._iteration.states[id(optimizer)]
@@ -374,7 +395,7 @@ class GradScaler(torch.amp.GradScaler):
         allow_fp16: bool,
     ) -> dict[torch.device, Tensor]:
         """Read and multiply the gradients; return whether to skip, by device."""
-        step = self._open(optimizer, "_unscale_grads_")
+        step = self._open(optimizer)
         factor = inv_scale.reshape(())
         scale = step.read(lambda _: factor.reciprocal(), allow_fp16=allow_fp16)
         step.decision = None
@@ -436,6 +457,9 @@ class GradScaler(torch.amp.GradScaler):
         Returns:
             f32[], the norm of the unscaled gradients before clipping.
         """
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            with outside_inference_mode():
+                return self.clip_grad_norm_(target, max_norm, norm_type)
         max_norm, norm_type = check_max_norm(max_norm, norm_type)
         optimizers, params = split_target(target)
         if not self._enabled:
@@ -482,6 +506,9 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             self._disabled_steps.step(optimizer)
             return optimizer.step(*args, **kwargs)
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            with outside_inference_mode():
+                return self.step(optimizer, *args, **kwargs)
         if (args and callable(args[0])) or kwargs.get("closure") is not None:
             raise messages.closure_given()
         kwargs.pop("closure", None)
@@ -579,6 +606,10 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             self._disabled_steps.update()
             return
+        if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
+            with outside_inference_mode():
+                self.update(new_scale)
+            return
         scale, state = self._required("update")
         forced = None
         if new_scale is not None:
@@ -609,7 +640,7 @@ class GradScaler(torch.amp.GradScaler):
             accounts = [self._entries.account(key) for key in idle]
             update_idle_(state, accounts, whole=not steps)
         self._iteration.end(state.used_scale)
-        if (steps or idle) and can_touch_host():
+        if (steps or idle) and type(scale) is Tensor and can_touch_host():
             self._monitor.end_update(self, state, self._iteration.settled)
 
     def join_hook(self, **kwargs: Any) -> Any:
@@ -810,7 +841,10 @@ class GradScaler(torch.amp.GradScaler):
         self._policy = replace(self._policy, **setting)
 
     # Attributes of torch's class that public code reads and writes.
-    _per_optimizer_states = property(lambda self: self._iteration.states)
+    _per_optimizer_states = property(
+        lambda self: self._iteration.states,
+        lambda self, states: self._iteration.replace_states(states),
+    )
     _growth_factor = property(
         lambda self: torch_settings(self._policy)[0],
         lambda self, value: self._set_move(growth_factor=value),
@@ -859,14 +893,14 @@ class GradScaler(torch.amp.GradScaler):
             return ScaleState(scale, self._growth_tracker, state.debt)
         return FixedState(scale)
 
-    def _open(self, optimizer: Any, funcname: str) -> OptimizerStep:
+    def _open(self, optimizer: Any, funcname: str | None = None) -> OptimizerStep:
         """Return the step of an optimizer, made with its first call since an update.
 
         Args:
             optimizer: The optimizer.
             funcname: The method that needs the scale, for the error if there is none.
         """
-        if self._scale is None or self._growth_tracker is None:
+        if funcname and (self._scale is None or self._growth_tracker is None):
             self._check_scale_growth_tracker(funcname)
         key = id(optimizer)
         step = self._iteration.steps.get(key)

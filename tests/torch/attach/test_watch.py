@@ -15,6 +15,8 @@ from gradscale.judge.judge import Judge
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, watch
 from gradscale.torch.attach.watch import _gradients_of, named_peaks
+from gradscale.torch.device_state import update as updating
+from gradscale.torch.grads import stats
 from gradscale.torch.grads.stats import read
 from tests.torch.attach.loops import await_end, net, train
 
@@ -135,7 +137,11 @@ def test_a_loss_that_is_not_finite_is_distinguished_from_an_overflow(tmp_path):
     assert [n for n, v in enumerate(verdicts, start=1) if v == "GS203"] == [4]
 
 
-def test_no_host_sync_is_added(tmp_path):
+def test_no_host_sync_is_added(tmp_path, monkeypatch):
+    # The operations of an accelerator: those of a CPU read host memory.
+    monkeypatch.setattr(updating, "_ops_for", updating._on_device)
+    monkeypatch.setattr(stats, "read_on_host", stats.read_on_device)
+
     class Reads(TorchDispatchMode):
         """Counts the operators by which a host waits for a device."""
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscale.torch.kernels import decide as deciding
-from gradscale.torch.kernels import interpreted, reference
+from gradscale.torch.kernels import interpreted
+from gradscale.torch.kernels import plain as reference
 from gradscale.torch.kernels import read as reading
 from gradscale.torch.kernels.decide import BLOCK, gather_and_decide
 from gradscale.torch.kernels.plain import Decision

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT
-from gradscale.torch.kernels import histogram, reference
+from gradscale.torch.kernels import histogram
+from gradscale.torch.kernels import plain as reference
 from gradscale.torch.kernels.histogram import CHUNK
 from gradscale.torch.kernels.plain import (
     ABOVE,

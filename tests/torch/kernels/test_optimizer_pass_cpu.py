@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gradscale.torch.kernels import optimizer_pass, reference
+from gradscale.torch.kernels import optimizer_pass
+from gradscale.torch.kernels import plain as reference
 from tests.torch.kernels.passes import (
     ADAM,
     SGD,

@@ -67,7 +67,7 @@ def test_a_new_optimizer_does_not_inherit_the_counts_of_a_dead_one():
 
 
 def test_counts_survive_a_checkpoint():
-    scaler, _, _ = two_optimizers([(1.0, 1.0), (1.0, NAN), (INF, INF)])
+    scaler, *_held = two_optimizers([(1.0, 1.0), (1.0, NAN), (INF, INF)])
     resumed = GradScaler("cpu")
     resumed.load_state_dict(scaler.state_dict())
     assert resumed.applied_steps == 1

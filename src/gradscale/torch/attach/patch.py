@@ -93,7 +93,7 @@ class Recorded(GradScaler):
         return _RecordedWarnings(self._record, self.stands_for)
 
     def _parameter_names(self) -> list[str]:
-        steps = [s for s in self._iteration.settled.values() if s.optimizer is not None]
+        steps = [s for s in self._iteration.settled.values() if s.owner() is not None]
         return [n for step in steps for n in names_of(step.params(), step.name_sources)]
 
     def __reduce_ex__(self, protocol: Any) -> Any:

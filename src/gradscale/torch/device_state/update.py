@@ -194,7 +194,9 @@ _ON_HOST = _Ops(
 
 
 def _ops_for(scale: Tensor) -> _Ops:
-    if scale.device.type == "cpu" and not torch.compiler.is_compiling():
+    # A fake tensor has no value to read.
+    plain = type(scale) is Tensor and scale.device.type == "cpu"
+    if plain and not torch.compiler.is_compiling():
         return _ON_HOST
     return _on_device(scale)
 

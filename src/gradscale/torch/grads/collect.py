@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from operator import attrgetter
+from operator import add, attrgetter, le
 from typing import Any
 
 import torch
@@ -26,12 +26,13 @@ def collect(
     allow_fp16: bool,
     names: Iterable[Any] = (),
     copies: Mapping[int, float] | None = None,
+    coalesce: bool = True,
 ) -> GradSnapshot:
     """Collect the gradients of `params`, refusing by name what cannot be unscaled.
 
-    A sparse gradient is coalesced, and one that is expanded, negated or conjugated on
-    reading, or made in inference mode is written out; all of them replace `.grad`. No
-    host sync.
+    A gradient that is expanded, negated or conjugated on reading, or made in inference
+    mode is written out, and a sparse one may be coalesced; all of them replace `.grad`.
+    No host sync.
 
     Args:
         params: The parameters; those without a gradient are passed over. A list is
@@ -39,13 +40,15 @@ def collect(
         allow_fp16: Accept f16 gradients.
         names: What `names_of` needs to name a parameter in an error.
         copies: As in `Spread`; None where each rank has its own.
+        coalesce: Coalesce sparse gradients, as their norm requires; else only those of
+            f16, as torch does.
     """
     params = params if isinstance(params, list) else list(params)
     if not torch.compiler.is_compiling() and not copies:
         ordinary = _collect_plain(params, allow_fp16)
         if ordinary is not None:
             return ordinary
-    gradients = _collect_any(params, allow_fp16, names)
+    gradients = _collect_any(params, allow_fp16, names, coalesce)
     if not copies:
         return gradients
     held_by = [copies.get(id(param), 1.0) for param in gradients.params]
@@ -94,16 +97,15 @@ def _are_apart(tensors: list[Tensor], begins: Numbers) -> bool:
     """Return whether no two overlap, all on one device. An empty one has no address."""
     if len(set(map(Tensor.get_device, tensors))) > 1 or 0 in begins:
         return False
-    if not any(map(Tensor._is_view, tensors)):
-        return len(set(begins)) == len(begins)
-    # Slices of one buffer, as DDP makes them.
-    spans = sorted(zip(begins, map(_NBYTES, tensors), strict=True))
-    return all(one + size <= other for (one, size), (other, _) in pairwise(spans))
+    # Views or not: memory may also be shared through `.data` or NumPy. With both in
+    # order, spans are apart if each ends before the next one begins.
+    ends = sorted(map(add, begins, map(_NBYTES, tensors)))
+    return all(map(le, ends, sorted(begins)[1:]))
 
 
 @torch.no_grad()
 def _collect_any(
-    params: list[Tensor], allow_fp16: bool, names: Iterable[Any]
+    params: list[Tensor], allow_fp16: bool, names: Iterable[Any], coalesce: bool
 ) -> GradSnapshot:
     owners: list[Tensor] = []
     tensors: list[Tensor] = []
@@ -113,7 +115,7 @@ def _collect_any(
     by_address: dict[int, Tensor] = {}
     halves: list[Tensor] = []
     tracing = torch.compiler.is_compiling()
-    present, shared, views = 0, False, False
+    present, shared, uncoalesced = 0, False, False
     _put_together(params)
     for param in params:
         if not isinstance(param, Tensor):
@@ -124,6 +126,12 @@ def _collect_any(
         if grad is None:
             continue
         present += 1
+        if grad.layout is torch.sparse_coo and not grad.is_coalesced():
+            if coalesce or grad.dtype is torch.float16:
+                # The sum of duplicates may overflow although none of them does.
+                grad = param.grad = grad.coalesce()
+            else:
+                uncoalesced = True
         if grad.dtype is torch.float16 and not allow_fp16:
             halves.append(param)
         if not tracing and (grad.is_neg() or grad.is_inference()):
@@ -144,7 +152,6 @@ def _collect_any(
                 shared = True
                 continue
             by_address[address] = grad
-            views |= grad._is_view()
             addresses.append(address)
             versions.append(grad._version)
         owners.append(param)
@@ -157,13 +164,13 @@ def _collect_any(
     sizes: Any = [] if tracing else array("q", list(map(Tensor.numel, tensors)))
     gradients = GradSnapshot(
         owners, tensors, begins, marks, sizes, None, present, shared
-    )
+    )._replace(uncoalesced=uncoalesced)
     if not tracing and not tensor_list.same(grads, tensors):
         gradients = gradients._replace(wrapped=grads)
-    if views:
-        _check_apart(gradients, names)
-        return gradients._replace(kind=_kind_of(gradients))
-    return gradients
+    if tracing:
+        return gradients
+    _check_apart(gradients, names)
+    return gradients._replace(kind=_kind_of(gradients))
 
 
 def _put_together(params: list[Any]) -> None:
@@ -218,9 +225,6 @@ def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
 def _strided(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
     """Return a strided tensor without overlap; `.grad` is replaced where needed."""
     if grad.layout is torch.sparse_coo:
-        if not grad.is_coalesced():
-            # The sum of duplicates may overflow although none of them does.
-            grad = param.grad = grad.coalesce()
         return grad._values()
     if grad.layout is not torch.strided:
         raise _refused(param, grad, f"a gradient of layout {grad.layout}", names)

@@ -81,7 +81,8 @@ class GradStats:
     """What one read of the gradients showed. On the device; making it never syncs.
 
     Attributes:
-        params: The parameters of the gradients that were read.
+        params: The parameters of the gradients that were read; their names once the
+            optimizer was deleted.
         kinds: The statistics of each dtype and device.
         home: The device of the results.
         norm_type: The order of the norm that was asked for, or None.
@@ -91,7 +92,7 @@ class GradStats:
             `culprits` and `named_peaks` then speak of the whole.
     """
 
-    params: list[Tensor]
+    params: Sequence[Tensor | str]
     kinds: list[KindStats]
     home: torch.device
     norm_type: float | None
@@ -167,7 +168,7 @@ class GradStats:
         peaks = [peak.float() for _, peak in self.groups]
         return peaks[0] if len(peaks) == 1 else largest(peaks)
 
-    def culprits(self, multiplier: Tensor) -> list[Tensor]:
+    def culprits(self, multiplier: Tensor) -> list[Tensor | str]:
         """Return the parameters behind `found(multiplier)`. Syncs."""
         flags = [
             (place, flag)
@@ -176,7 +177,9 @@ class GradStats:
         ]
         return [self.params[place] for place, flag in sorted(flags) if flag]
 
-    def named_peaks(self, multiplier: Tensor) -> list[tuple[list[Tensor], Tensor]]:
+    def named_peaks(
+        self, multiplier: Tensor
+    ) -> list[tuple[list[Tensor | str], Tensor]]:
         """Return parameters and float[2, n]. No sync.
 
         The largest magnitude of each gradient, and 1 for those behind
@@ -243,7 +246,9 @@ def read(
             )
             found = KindStats(kind[1], kind[0], positions, stats=stats)
         else:
-            on_host = kind[0].type == "cpu" and not torch.compiler.is_compiling()
+            # A fake tensor has no value to read.
+            readable = type(tensors[0]) is Tensor and kind[0].type == "cpu"
+            on_host = readable and not torch.compiler.is_compiling()
             read_kind = read_on_host if on_host else read_on_device
             with torch.no_grad():
                 plain = read_kind(tensors, norm_type)

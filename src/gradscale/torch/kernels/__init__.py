@@ -46,8 +46,6 @@ def usable(kernels: Kernels, device: torch.device) -> bool:
         return False
     if kernels == "auto" and device.type != "cuda":
         return False
-    if _probed.get(device, "") is None:
-        return True
     reason = _unsupported(device)
     if reason is None:
         if device not in _probed:

@@ -62,7 +62,7 @@ class EvidenceCollector:
         if len(optimizers) == 1:
             found = self._lookup.of_optimizer(optimizers[0])
         else:
-            params = [p for s in steps if s.optimizer is not None for p in s.params()]
+            params = [p for s in steps if s.owner() is not None for p in s.params()]
             found = self._lookup.of_params(params) if params else None
         return None if found is None else found()
 
@@ -170,7 +170,7 @@ class CulpritCopy:
 
     def __init__(self, steps: Sequence[OptimizerStep]) -> None:
         # For each: float[2, n] of peaks and flags, n parameters, sources of names.
-        self._copies: list[tuple[AsyncTensor, list[Tensor], tuple[Any, ...]]] = [
+        self._copies: list[tuple[AsyncTensor, list[Tensor | str], tuple[Any, ...]]] = [
             (AsyncTensor(peaks), params, step.name_sources)
             for step in steps
             if step.stats is not None and step.decision is not None
@@ -283,4 +283,4 @@ def _elements(weight: Tensor) -> Tensor:
 
 
 def _optimizers_of(steps: Sequence[OptimizerStep]) -> list[Any]:
-    return [step.optimizer for step in steps if step.optimizer is not None]
+    return [owner for step in steps if (owner := step.owner()) is not None]

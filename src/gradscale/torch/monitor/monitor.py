@@ -141,6 +141,12 @@ class Monitor:
             self._waiting.clear()
             raise
 
+    def drop(self, key: int) -> None:
+        """Let go of the parameters of an optimizer that was deleted."""
+        for steps in self._steps:
+            if key in steps:
+                steps[key].name_params()
+
     def _report_location(self, state: DeviceState) -> None:
         """Report what the module hooks have located in this update. Syncs."""
         total = state.total

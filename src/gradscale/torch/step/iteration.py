@@ -75,6 +75,8 @@ class Iteration:
         steps: Their steps, by the same key.
         params_clips: Clips of bare parameters, each with the ids of these.
         scaled: A loss was scaled since the last update.
+        noted: The last one was noted in the device state; in a transform of
+            `torch.func` it cannot be.
         losses: How many scalar losses were.
         settled: The steps behind the last outcome; empty before the first.
         closed: The keys of the steps that the last update has ended; none if it only
@@ -93,7 +95,14 @@ class Iteration:
         self.steps: dict[int, OptimizerStep] = {}
         self.params_clips: list[tuple[frozenset[int], Clip]] = []
         self.scaled = False
+        self.noted = True
         self.losses = 0
+
+    def replace_states(self, states: dict[int, dict[str, Any]]) -> None:
+        """Take a new table of states, with which other code ends the iteration."""
+        self.closed = set(self.steps)
+        self.renew()
+        self.states = states
 
     def abandon(self) -> None:
         """Forget also the steps that an update found unfinished."""
@@ -107,6 +116,7 @@ class Iteration:
             carried = self._carried.pop(key, None)
             if carried is not None and carried.still_holds():
                 self.steps[key], self.states[key] = carried.step, carried.state
+                carried.step.optimizer = optimizer
                 carried.step.unscaled_before = (
                     self.stage(carried.step) is OptState.UNSCALED
                 )
@@ -120,7 +130,7 @@ class Iteration:
         wanted = {id(param) for param in params}
         for carried in list(self._carried.values()):
             if not wanted.isdisjoint(id(param) for param in carried.step.params()):
-                self.open(carried.step.optimizer, model)
+                self.open(carried.step.owner(), model)
 
     def forget(self, optimizer: Any) -> None:
         """Forget one optimizer; with the last one, the iteration."""
@@ -193,7 +203,7 @@ class Iteration:
         closed = {
             id(param)
             for key, step in self.settled.items()
-            if key in self.closed and step.optimizer is not None
+            if key in self.closed and step.owner() is not None
             for param in step.params()
         }
         return closed.issuperset(id(param) for param in params)
@@ -212,12 +222,18 @@ class Iteration:
 
         Those may have been copied to the parameters of any.
         """
-        if step.optimizer is None or _has_any(step, ids):
+        if step.owner() is None or _has_any(step, ids):
             return True
         known = chain(self.steps.values(), self.settled.values())
         return not any(
-            _has_any(other, ids) for other in known if other.optimizer is not None
+            _has_any(other, ids) for other in known if other.owner() is not None
         )
+
+    def drop(self, key: int) -> None:
+        """Let go of the parameters of an optimizer that was deleted."""
+        if key in self.settled:
+            self.settled[key].name_params()
+        self._carried.pop(key, None)
 
     def unscaled(self) -> list[OptimizerStep]:
         """Return the steps whose gradients are unscaled and not yet used."""
@@ -254,8 +270,7 @@ class Iteration:
                 key: self.steps.get(key) or OptimizerStep() for key in touched
             }
             for step in self.settled.values():
-                # Only the statistics are read later: let go of the gradients.
-                step.snapshot = None
+                step.release()
         self.renew()
 
     def _carry(self, used_scale: Tensor) -> None:

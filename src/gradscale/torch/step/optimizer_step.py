@@ -5,9 +5,11 @@ in place or stepped on. Each stage takes what the one before it left.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -34,7 +36,8 @@ class OptimizerStep:
     """One optimizer's step before `update()`.
 
     Attributes:
-        optimizer: The optimizer; None if only its flags are known.
+        optimizer: The optimizer; None if only its flags are known. A weak reference
+            once the update has ended the step.
         name_sources: Where its parameters' names are looked up.
         mode: How the optimizer is stepped.
         entry: What is kept of the optimizer; None while a graph is compiled.
@@ -75,9 +78,30 @@ class OptimizerStep:
     unscaled_before: bool = False
     flag: AsyncFlag | None = None
 
+    def owner(self) -> Any:
+        """Return the optimizer; None if only its flags are known, or it is deleted."""
+        return self.optimizer() if isinstance(self.optimizer, ref) else self.optimizer
+
+    def release(self) -> None:
+        """Let go of the gradients and the optimizer: only statistics are read later."""
+        self.snapshot = None
+        # One with __slots__ cannot be referred to weakly.
+        with suppress(TypeError):
+            weak = ref(self.optimizer)
+            self.name_sources = tuple(
+                weak if source is self.optimizer else source
+                for source in self.name_sources
+            )
+            self.optimizer = weak
+
+    def name_params(self) -> None:
+        """Let go of the parameters, and keep their names."""
+        if self.stats is not None:
+            self.stats.params = names_of(self.stats.params, self.name_sources)
+
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer, not to be changed."""
-        groups = self.optimizer.param_groups
+        groups = self.owner().param_groups
         # The usual optimizer has one group: its list is used as it is.
         if len(groups) == 1 and isinstance(groups[0]["params"], list):
             return groups[0]["params"]
@@ -107,9 +131,10 @@ class OptimizerStep:
             snapshot is None
             or held is None
             or self.accepts_fp16 > allow_fp16
+            or (snapshot.uncoalesced and norm_type is not None)
             or not self._is_snapshot(snapshot.versions)
         ):
-            snapshot = self._collect(allow_fp16)
+            snapshot = self._collect(allow_fp16, coalesce=norm_type is not None)
             self.snapshot, self.accepts_fp16 = snapshot, allow_fp16
             if snapshot.wrapped is not None:
                 self.wrapper_versions = list(map(_VERSION, snapshot.wrapped))
@@ -137,7 +162,7 @@ class OptimizerStep:
             self.decision = None
         return scale
 
-    def _collect(self, allow_fp16: bool) -> GradSnapshot:
+    def _collect(self, allow_fp16: bool, *, coalesce: bool) -> GradSnapshot:
         channel, params = self.channel, self.params()
         try:
             found = collect(
@@ -145,6 +170,8 @@ class OptimizerStep:
                 allow_fp16=allow_fp16,
                 names=self.name_sources,
                 copies=None if channel is None else channel.copies,
+                # With other ranks the norm is always taken.
+                coalesce=coalesce or channel is not None,
             )
         except GradientError:
             if channel is not None:

@@ -157,7 +157,7 @@ class PendingSample:
 
     def read(self) -> UnderflowSample:
         """Return the sample. Waits if it has not arrived yet."""
-        scale = self.scale.values().item()
+        (scale,) = self.scale.values().tolist()
         tensors, activations, peaks = (
             [(names, late.values()) for names, late in parts]
             for parts in (self.tensors, self.activations, self.peaks)
