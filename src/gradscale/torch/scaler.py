@@ -306,6 +306,12 @@ class GradScaler(torch.amp.GradScaler):
         if step.snapshot is not None and not step.snapshot.present:
             # The gradients of the step are still to come.
             return behind
+        ended = iteration.settled.get(id(step.optimizer))
+        if ended is not None and not torch.compiler.is_compiling():
+            grads = [param.grad for param in step.params()]
+            if ended.still_has(grads):
+                step.scale = ended.scale_left(scale)
+                return step.scale
         # A copy: another optimizer's loss may be scaled before this step is taken.
         step.scale = behind.clone()
         return step.scale
@@ -525,6 +531,8 @@ class GradScaler(torch.amp.GradScaler):
             self._prepare(step, state)
             returned = self._apply(step, state, args, kwargs)
         state["stage"] = OptState.STEPPED
+        if not torch.compiler.is_compiling():
+            step.mark_stepped()
         return returned
 
     def _prepare(self, step: OptimizerStep, state: dict[str, Any]) -> None:
@@ -639,7 +647,7 @@ class GradScaler(torch.amp.GradScaler):
         if idle:
             accounts = [self._entries.account(key) for key in idle]
             update_idle_(state, accounts, whole=not steps)
-        self._iteration.end(state.used_scale)
+        self._iteration.end(state.used_scale, self._entries)
         if (steps or idle) and type(scale) is Tensor and can_touch_host():
             self._monitor.end_update(self, state, self._iteration.settled)
 

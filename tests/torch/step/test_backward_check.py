@@ -75,13 +75,14 @@ def test_a_loss_scaled_before_the_unscale_is_reported_too():
         second.backward()
 
 
-def test_a_gradient_that_was_dropped_and_made_anew_is_reported():
-    # It is scaled now, and step() will not unscale it again.
+def test_gradients_that_were_dropped_and_made_anew_are_unscaled_anew():
     scaler, optimizer, param = _ready()
     scaler.unscale_(optimizer)
     optimizer.zero_grad()
-    with pytest.warns(GradscaleWarning, match="GS104"):
-        backward(scaler, param, 1.0)
+    backward(scaler, param, 1.0)
+    before = param.detach().clone()
+    scaler.step(optimizer)
+    assert (before - param).tolist() == [1.0] * param.numel()
 
 
 @pytest.fixture

@@ -25,6 +25,9 @@ def note_loss_(
         Whether it is a scalar loss.
     """
     fields, loss = state.fields, output.detach()
+    if type(loss) is not Tensor and hasattr(loss, "to_local"):
+        # A DTensor: each rank notes its own part.
+        output = loss = loss.to_local()
     strided, numel = output.layout is torch.strided, output.numel()
     scalar = strided and numel == 1 and output.is_floating_point()
     if scalar:

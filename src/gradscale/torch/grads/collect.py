@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gradscale.errors import GradientError
@@ -114,7 +115,9 @@ def _collect_any(
     grads: list[Tensor] = []
     by_address: dict[int, Tensor] = {}
     halves: list[Tensor] = []
-    tracing = torch.compiler.is_compiling()
+    # A fake tensor has no address either.
+    fake = any(isinstance(param, FakeTensor) for param in params)
+    tracing = fake or torch.compiler.is_compiling()
     present, shared, uncoalesced = 0, False, False
     _put_together(params)
     for param in params:

@@ -25,8 +25,9 @@ def watch_backward(
         return
 
     def before(_: tuple[Tensor | None, ...]) -> None:
-        if not iteration.steps:
+        if not (iteration.steps or iteration.carried):
             return
+        iteration.forget_cleared()
         closed = iteration.closed_params()
         noted = [(param, *_mark(param.grad)) for param in closed]
         if noted:

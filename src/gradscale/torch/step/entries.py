@@ -1,7 +1,7 @@
 """The state kept for each optimizer from step to step."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +22,13 @@ class OptimizerEntry:
         reader: Reads its gradients by kernels.
         stand_in: Steps it instead of torch's fused kernel, where it can.
         account: Its counts and last row; None before the first loss.
+        optimizer: A weak reference to it; None if only its id is known.
     """
 
     reader: GradReader
     stand_in: StandIn
     account: Account | None = None
+    optimizer: weakref.ref[Any] | None = None
 
 
 class OptimizerEntries:
@@ -61,12 +63,15 @@ class OptimizerEntries:
         entry = self._entries.get(key)
         if entry is not None and entry.account is not None:
             return entry
-        if entry is None:
-            # The key is an address: it is free once the optimizer is deleted. One with
-            # __slots__ cannot be watched; its entry stays.
-            with suppress(TypeError):
-                weakref.finalize(optimizer, self._drop, key)
-        return self.at(key)
+        if entry is not None:
+            return self.at(key)
+        entry = self.at(key)
+        # The key is an address: it is free once the optimizer is deleted. One with
+        # __slots__ cannot be watched; its entry stays.
+        with suppress(TypeError):
+            entry.optimizer = weakref.ref(optimizer)
+            weakref.finalize(optimizer, self._drop, key)
+        return entry
 
     def at(self, key: int) -> OptimizerEntry:
         """Return the entry of an optimizer of which only the id is known."""
@@ -92,6 +97,11 @@ class OptimizerEntries:
             for key, entry in self._entries.items()
             if entry.account is not None
         }
+
+    def others(self, keys: Container[int]) -> list[Any]:
+        """Return the optimizers whose ids are not among these."""
+        refs = [e.optimizer for key, e in self._entries.items() if key not in keys]
+        return [there for ref in refs if ref and (there := ref()) is not None]
 
     def position(self, key: int) -> int:
         """Return the position of an optimizer, the same on all ranks; -1 if unknown."""

@@ -78,6 +78,7 @@ class Iteration:
         noted: The last one was noted in the device state; in a transform of
             `torch.func` it cannot be.
         losses: How many scalar losses were.
+        carried: Steps that an update found unfinished, by the same key.
         settled: The steps behind the last outcome; empty before the first.
         closed: The keys of the steps that the last update has ended; none if it only
             set the scale.
@@ -86,7 +87,7 @@ class Iteration:
     def __init__(self) -> None:
         self.settled: dict[int, OptimizerStep] = {}
         self.closed: set[int] = set()
-        self._carried: dict[int, Carried] = {}
+        self.carried: dict[int, Carried] = {}
         self.renew()
 
     def renew(self) -> None:
@@ -106,14 +107,14 @@ class Iteration:
 
     def abandon(self) -> None:
         """Forget also the steps that an update found unfinished."""
-        self._carried = {}
+        self.carried = {}
         self.renew()
 
     def open(self, optimizer: Any, model: Any) -> OptimizerStep:
         """Return the optimizer's step; an unfinished one continues."""
         key = id(optimizer)
         if key not in self.steps:
-            carried = self._carried.pop(key, None)
+            carried = self.carried.pop(key, None)
             if carried is not None and carried.still_holds():
                 self.steps[key], self.states[key] = carried.step, carried.state
                 carried.step.optimizer = optimizer
@@ -128,17 +129,28 @@ class Iteration:
     def resume(self, params: list[Tensor], model: Any) -> None:
         """Continue every unfinished step that has such parameters."""
         wanted = {id(param) for param in params}
-        for carried in list(self._carried.values()):
+        for carried in list(self.carried.values()):
             if not wanted.isdisjoint(id(param) for param in carried.step.params()):
                 self.open(carried.step.owner(), model)
 
     def forget(self, optimizer: Any) -> None:
         """Forget one optimizer; with the last one, the iteration."""
-        self.states.pop(id(optimizer), None)
-        self.steps.pop(id(optimizer), None)
-        self._carried.pop(id(optimizer), None)
+        self.forget_one(id(optimizer))
         if not self.steps:
             self.renew()
+
+    def forget_one(self, key: int) -> None:
+        """Forget the step of one optimizer."""
+        self.states.pop(key, None)
+        self.steps.pop(key, None)
+        self.carried.pop(key, None)
+
+    def forget_cleared(self) -> None:
+        """Forget unscaled steps whose gradients were all set to None since."""
+        for step in self.unscaled():
+            had_some = step.snapshot is not None and step.snapshot.present
+            if had_some and all(param.grad is None for param in step.params()):
+                self.forget_one(id(step.optimizer))
 
     def stage(self, step: OptimizerStep) -> OptState:
         """Return the stage of the step, as torch names it."""
@@ -233,7 +245,7 @@ class Iteration:
         """Let go of the parameters of an optimizer that was deleted."""
         if key in self.settled:
             self.settled[key].name_params()
-        self._carried.pop(key, None)
+        self.carried.pop(key, None)
 
     def unscaled(self) -> list[OptimizerStep]:
         """Return the steps whose gradients are unscaled and not yet used."""
@@ -246,7 +258,12 @@ class Iteration:
             for step in self.steps.values()
             if self.stage(step) is OptState.READY and step.clip is not None
         ]
-        return params_of(self.unscaled() + clipped)
+        carried = [
+            one.step
+            for one in self.carried.values()
+            if one.state["stage"] is OptState.UNSCALED and one.still_holds()
+        ]
+        return params_of(self.unscaled() + clipped + carried)
 
     def also_skip(self, step: OptimizerStep, found: Tensor) -> None:
         """Skip a step that was decided before, where `found` is 1."""
@@ -255,8 +272,22 @@ class Iteration:
         for device, flag in flags.items():
             flags[device] = torch.maximum(flag, to_device(found, device))
 
-    def end(self, used_scale: Tensor) -> None:
-        """End the steps that were unscaled or taken; carry over the others."""
+    def end(self, used_scale: Tensor, entries: OptimizerEntries) -> None:
+        """End the steps that were unscaled or taken; carry over the others.
+
+        Args:
+            used_scale: f32[], the scale that multiplied the last loss.
+            entries: Optimizers that were not called since the last update may have
+                gradients too, which keep their scale.
+        """
+        if self.scaled and not torch.compiler.is_compiling():
+            for optimizer in entries.others({*self.steps, *self.carried}):
+                before = self.settled.get(id(optimizer))
+                step = self.open(optimizer, None)
+                grads = [param.grad for param in step.params()]
+                if before is not None and before.still_has(grads):
+                    # Of a step that was taken.
+                    self.forget_one(id(optimizer))
         touched = [
             key
             for key, state in self.states.items()
@@ -274,13 +305,13 @@ class Iteration:
         self.renew()
 
     def _carry(self, used_scale: Tensor) -> None:
-        kept = {key: old for key, old in self._carried.items() if old.still_holds()}
+        kept = {key: old for key, old in self.carried.items() if old.still_holds()}
         for key, step in self.steps.items():
             if self.states[key]["stage"] is not OptState.STEPPED:
                 carried = _carried(step, self.states[key], used_scale)
                 if carried.gradients:
                     kept[key] = carried
-        self._carried = kept
+        self.carried = kept
 
 
 def _has_any(step: OptimizerStep, ids: frozenset[int]) -> bool:

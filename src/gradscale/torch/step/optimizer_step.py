@@ -59,6 +59,7 @@ class OptimizerStep:
         unscaled_before: It was unscaled before an update, and continues after it.
         flag: The skip on its way to the host, for an optimizer that cannot skip by
             itself.
+        left: A weak reference to the first gradient and its version after the step.
     """
 
     optimizer: Any = None
@@ -77,6 +78,7 @@ class OptimizerStep:
     leftover: tuple[Tensor, Tensor] | None = None
     unscaled_before: bool = False
     flag: AsyncFlag | None = None
+    left: tuple[ref[Tensor], int] | None = None
 
     def owner(self) -> Any:
         """Return the optimizer; None if only its flags are known, or it is deleted."""
@@ -94,6 +96,32 @@ class OptimizerStep:
             )
             self.optimizer = weak
 
+    def mark_stepped(self) -> None:
+        """Note which gradients the step has used, by the first of them."""
+        if self.snapshot is not None and self.snapshot.tensors:
+            first = self.snapshot.tensors[0]
+            self.left = ref(first), first._version
+
+    def still_has(self, grads: Iterable[Tensor | None]) -> bool:
+        """Return whether the gradients are those that the ended step has left."""
+        first = next((grad for grad in grads if grad is not None), None)
+        if self.left is None or first is None:
+            return False
+        there, version = self.left
+        return there() is first and first._version == version
+
+    def scale_left(self, scale: Tensor) -> Tensor:
+        """Return f32[], the scale of the gradients that the ended step has left.
+
+        Args:
+            scale: f32[], on the device of the result.
+        """
+        one = torch.ones_like(scale)
+        if self.leftover is None:
+            return one
+        skip, still = self.leftover
+        return torch.where(skip == 0.0, one, still)
+
     def name_params(self) -> None:
         """Let go of the parameters, and keep their names."""
         if self.stats is not None:
@@ -101,7 +129,8 @@ class OptimizerStep:
 
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer, not to be changed."""
-        groups = self.owner().param_groups
+        released = isinstance(self.optimizer, ref)
+        groups = (self.optimizer() if released else self.optimizer).param_groups
         # The usual optimizer has one group: its list is used as it is.
         if len(groups) == 1 and isinstance(groups[0]["params"], list):
             return groups[0]["params"]
