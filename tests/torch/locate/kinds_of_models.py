@@ -4,6 +4,8 @@ import copy
 import io
 import pickle
 import threading
+import time
+import warnings
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -164,8 +166,8 @@ class Nested(nn.Module):
 @kind("nested almost to the limit of the stack")
 def _nested():
     model = mlp()
-    # Three frames each; the tests themselves take about a hundred.
-    for _ in range(240):
+    # Four levels of the stack each, out of 1000; five with hooks.
+    for _ in range(190):
         model = Nested(model)
     return Kind(model)
 
@@ -252,7 +254,7 @@ def _norm():
 def _attention():
     layer = nn.TransformerEncoderLayer(WIDTH, 2, 8, 0.1, batch_first=True)
     return Kind(
-        Body(lambda inner, x: inner(x[None])[0], nn.TransformerEncoder(layer, 2))
+        Body(lambda inner, x: inner(x[None])[0], nn.TransformerEncoder(layer, 1))
     )
 
 
@@ -353,10 +355,7 @@ odd_output("generator", lambda h: (part for part in (h, h)), next)
 odd_output("list in itself", _around_itself, lambda output: output[0])
 odd_output("function", lambda h: lambda: h, lambda output: output())
 odd_output("strings and numbers", lambda h: ("a", 1, h, b"b"), lambda output: output[2])
-odd_output("complex output", lambda h: torch.complex(h, h).conj(), torch.view_as_real)
-KINDS["complex output"] = lambda: Kind(
-    Body(lambda inner, x: inner(x).real, Emit(lambda h: torch.complex(h, -h).conj()))
-)
+odd_output("complex output", lambda h: torch.complex(h, -h).conj(), torch.real)
 odd_output(
     "integer output",
     lambda h: (h, h.detach().nan_to_num().long(), h > 0, h.detach().to(torch.int8)),
@@ -535,8 +534,16 @@ def _scripted():
 
 
 @kind("scripted model")
-def _all_scripted():
-    return Kind(torch.jit.script(mlp()))
+class _AllScripted(Kind):
+    hooked = False
+
+    def __init__(self):
+        super().__init__(torch.jit.script(mlp()))
+
+    def loss(self, x):
+        # Otherwise the first calls take other kernels than later ones.
+        with torch.jit.optimized_execution(False):
+            return self.model(x).square().mean()
 
 
 @kind("traced in between")
@@ -544,7 +551,7 @@ class _Traced(Kind):
     def between(self, step):
         if step % 5 == 0:
             traced = torch.jit.trace(self.model, torch.ones(1, WIDTH))
-            self.notes.append(str(traced.graph))
+            self.notes += [node.kind() for node in traced.inlined_graph.nodes()]
 
 
 @kind("symbolic trace in between")
@@ -566,12 +573,7 @@ class _Exported(Kind):
 @kind("dynamically quantised submodule")
 def _quantised():
     frozen = quantized.Linear.from_float(_with_observer(nn.Linear(WIDTH, WIDTH)))
-    return Kind(Body(lambda inner, x: inner(frozen_input(inner, x)), Quantised(frozen)))
-
-
-def frozen_input(inner, x):
-    """Return the input of the quantised layer."""
-    return x
+    return Kind(Body(lambda inner, x: inner(x), Quantised(frozen)))
 
 
 class Quantised(nn.Module):
@@ -654,6 +656,7 @@ class _Jvp(Kind):
 class _Compiled(Kind):
     def __init__(self):
         super().__init__()
+        torch._dynamo.reset()
         self.graphs = 0
         self.compiled = torch.compile(self.model, backend=self._count, fullgraph=True)
 
@@ -661,18 +664,31 @@ class _Compiled(Kind):
         self.graphs += 1
         return graph.forward
 
-    def between(self, step):
-        self.notes.append(self.graphs)
-
     def loss(self, x):
-        return self.compiled(x).square().mean()
+        with warnings.catch_warnings(record=True) as issued:
+            warnings.simplefilter("always")
+            out = self.forward(x)
+        self.notes.append((self.compilations(), [str(w.message) for w in issued]))
+        return out.square().mean()
+
+    def forward(self, x):
+        return self.compiled(x)
+
+    def compilations(self):
+        return self.graphs
 
 
 @kind("compiled during the failure")
 class _CompiledLate(_Compiled):
-    def loss(self, x):
-        ready = self.compiled if self.graphs or torch.isnan(x).any() else self.model
-        return ready(x).square().mean()
+    steps = 0
+
+    def forward(self, x):
+        self.steps += 1
+        return self.compiled(x) if self.steps > LATE else self.model(x)
+
+    def compilations(self):
+        # Compiled with hooks, it is compiled again without them: the same graph.
+        return self.graphs > 0
 
 
 @kind("compiled training step")
@@ -680,13 +696,8 @@ class _CompiledStep(_Compiled):
     def __init__(self):
         super().__init__()
         self.compiled = torch.compile(
-            lambda x: self.model(x).square().mean(),
-            backend=self._count,
-            fullgraph=True,
+            lambda x: self.model(x).square(), backend=self._count, fullgraph=True
         )
-
-    def loss(self, x):
-        return self.compiled(x)
 
 
 @kind("compiled submodule")
@@ -766,17 +777,19 @@ kind("dispatch mode")(type("_Operators", (_Counted,), {"mode": CountOperators}))
 @kind("fake tensors in between")
 class _Fake(Kind):
     def between(self, step):
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-            out = self.model(mode.from_tensor(torch.ones(1, WIDTH)))
-        self.notes.append(tuple(out.shape))
+        if step % 4 == 0:
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                out = self.model(mode.from_tensor(torch.ones(1, WIDTH)))
+            self.notes.append(tuple(out.shape))
 
 
 @kind("meta copy in between")
 class _Meta(Kind):
     def between(self, step):
-        twin = copy.deepcopy(self.model).to("meta")
-        out = twin(torch.ones(1, WIDTH, device="meta"))
-        self.notes.append(tuple(out.shape))
+        if step % 4 == 0:
+            twin = copy.deepcopy(self.model).to("meta")
+            out = twin(torch.ones(1, WIDTH, device="meta"))
+            self.notes.append(tuple(out.shape))
 
 
 @kind("saved tensors packed")
@@ -815,8 +828,8 @@ class _Anomaly(Kind):
 
 
 class _Evaluated(Kind):
-    def __init__(self, context=torch.no_grad, evaluate=True):
-        super().__init__(_attention().model)
+    def __init__(self, context=torch.no_grad, evaluate=True, model=None):
+        super().__init__(model)
         self.context, self.evaluate = context, evaluate
 
     def between(self, step):
@@ -827,6 +840,7 @@ class _Evaluated(Kind):
 
 
 kind("evaluation in between")(_Evaluated)
+kind("evaluation of attention in between")(lambda: _Evaluated(model=_attention().model))
 kind("inference mode in between")(lambda: _Evaluated(torch.inference_mode))
 kind("evaluation with gradients in between")(lambda: _Evaluated(torch.enable_grad))
 kind("no_grad pass in training mode in between")(lambda: _Evaluated(evaluate=False))
@@ -854,7 +868,7 @@ class _Threaded(Kind):
     def __init__(self, own):
         super().__init__()
         self.other = mlp() if own else self.model
-        self.running = True
+        self.running, self.end = True, time.monotonic() + 20.0
         self.failures = []
         self.threads = [threading.Thread(target=self._run) for _ in range(2)]
         for thread in self.threads:
@@ -862,8 +876,9 @@ class _Threaded(Kind):
 
     def _run(self):
         try:
-            while self.running:
+            while self.running and time.monotonic() < self.end:
                 self.other(torch.ones(1, WIDTH))
+                time.sleep(0.0002)
         except Exception as error:
             self.failures.append(error)
 

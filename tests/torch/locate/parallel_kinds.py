@@ -1,4 +1,4 @@
-"""Cases of `test_kinds_of_models` on two ranks: models whose tensors are distributed."""
+"""Cases of `test_kinds_of_models` on two ranks: distributed models."""
 
 from functools import partial
 
@@ -60,20 +60,20 @@ def trained(model, scaler):
     losses, scales, enabled = [], [], False
     for step in range(STEPS):
         optimizer.zero_grad()
-        loss = model(batch(step)).square().mean()
+        loss = _local(model(batch(step))).square().mean()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-        losses.append(_local(loss).item())
+        losses.append(loss.item())
         scales.append(scaler.get_scale())
         if isinstance(scaler, GradScaler):
             enabled |= scaler._monitor.module_hooks.enabled
-    weights = [_local(param).tolist() for param in model.parameters()]
+    weights = [_local(param.detach()).tolist() for param in model.parameters()]
     return {"losses": losses, "scales": scales, "weights": weights}, enabled
 
 
 def _local(tensor):
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _hooks(model):

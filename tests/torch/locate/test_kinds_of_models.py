@@ -16,7 +16,6 @@ from tests.torch.parallel.launch import all_saw, seen_by
 def trained(make, scaler):
     """Train a kind of model; return all that must be the same under any scaler."""
     torch.manual_seed(0)
-    torch._dynamo.reset()
     kind = make()
     model = kind.model
     before = hooks_on(model)
@@ -53,7 +52,7 @@ def trained(make, scaler):
 
 
 def bits(tensor):
-    return tensor.detach().contiguous().view(torch.uint8).tolist()
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
 
 
 def hooks_on(model):
