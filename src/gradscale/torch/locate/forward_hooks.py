@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import is_dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -209,7 +209,7 @@ def is_plain_eager() -> bool:
     )
 
 
-def is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> TypeGuard[Tensor]:
     """Return whether a value is a dense tensor of no subclass, with its memory."""
     return (
         type(value) in PLAIN
