@@ -52,6 +52,7 @@ WITH_EXAMPLES = [
     "gradscale.runfile.rows",
     "gradscale.runfile.thinning",
     "gradscale.runfile.writer",
+    "gradscale.torch.locate.forward_hooks",
     "gradscale.torch.locate.module_hooks",
     "gradscale.torch.locate.result",
     "gradscale.torch.locate.diagnose",

@@ -3,11 +3,12 @@
 import gc
 import weakref
 
+import pytest
 import torch
-from torch import nn
-from torch.nn.modules import module as modules
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gradscale.torch.locate import module_hooks
 from gradscale.torch.locate.module_hooks import ModuleHooks
 from gradscale.torch.locate.result import order_of_backward
 from tests.torch.locate.nets import loss_of, poisoned
@@ -27,9 +28,14 @@ def watched(model, loss_of_model, scale=1.0, hooks=None):
         hooks.disable()
 
 
-def registered():
-    tables = (modules._global_forward_hooks, modules._global_forward_pre_hooks)
-    return sum(map(len, tables)) + len(modules._global_forward_hooks_always_called)
+def registered(model):
+    """Return the number of forward hooks on the modules of a model."""
+    return sum(
+        len(module._forward_hooks)
+        + len(module._forward_pre_hooks)
+        + len(module._forward_hooks_always_called)
+        for module in model.modules()
+    )
 
 
 class Between(nn.Module):
@@ -221,21 +227,27 @@ def test_a_finite_step_drops_its_observations():
 
 
 def test_no_hook_stays_when_disabled():
-    before = registered()
     hooks, net = ModuleHooks(), poisoned(None, None, depth=1)
     hooks.enable(net)
-    assert registered() > before
+    assert registered(net) > 0
     hooks.disable()
-    assert registered() == before
-    assert all(not m._forward_hooks for m in net.modules())
+    assert registered(net) == 0
+
+
+def test_other_models_and_modules_as_such_have_no_hooks():
+    hooks, net, other = ModuleHooks(), nn.Linear(1, 1), nn.Linear(1, 1)
+    hooks.enable(net)
+    assert registered(other) == 0
+    assert not nn.modules.module._has_any_global_hook()
+    hooks.disable()
 
 
 def test_enabling_twice_adds_no_second_set_of_hooks():
     hooks, net = ModuleHooks(), nn.Linear(1, 1)
     hooks.enable(net)
-    once = registered()
+    once = registered(net)
     hooks.enable(net)
-    assert registered() == once
+    assert registered(net) == once
     hooks.disable()
 
 
@@ -270,9 +282,9 @@ def test_no_activation_is_kept_alive_while_enabled():
     )
     hooks.enable(net)
     try:
-        with torch.no_grad():
-            net(torch.ones(1, 2))
+        net(torch.ones(1, 2))
         gc.collect()
+        assert hooks._observations
         assert outputs[0]() is None
     finally:
         hooks.disable()
@@ -288,7 +300,121 @@ def test_watching_a_loss_while_disabled_does_nothing():
 
 
 def test_a_compiled_model_is_left_alone():
-    before = registered()
     hooks, model = ModuleHooks(), nn.Linear(1, 1)
     assert not hooks.enable(torch.compile(model, backend="eager"))
-    assert registered() == before
+    assert registered(model) == 0
+
+
+def test_a_model_that_is_enabled_is_not_kept_alive():
+    hooks, net = ModuleHooks(), nn.Linear(1, 1)
+    hooks.enable(net)
+    dead = weakref.ref(net)
+    del net
+    assert dead() is None
+    hooks.disable()
+
+
+# --- evaluation -----------------------------------------------------------------------
+
+
+def held(hooks):
+    """Return the tensors that the hooks hold, and the observations."""
+    gc.collect()
+    tensors = [each for stats in hooks._stats.values() for each in stats]
+    tensors = [each for each in tensors if isinstance(each, Tensor)]
+    return tensors + hooks._observations + hooks._modules._starts
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("training", [True, False])
+def test_an_evaluation_keeps_no_tensors(context, training):
+    hooks, net = ModuleHooks(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    hooks.enable(net)
+    net.train(training)
+    with context():
+        for _ in range(10):
+            net(torch.ones(1, 2))
+    # A mark of the place where the pass began.
+    assert len(held(hooks)) <= 1
+    hooks.disable()
+
+
+def test_an_evaluation_with_gradients_keeps_no_tensors():
+    hooks, net = ModuleHooks(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    hooks.enable(net)
+    net.eval()
+    for _ in range(10):
+        net(torch.ones(1, 2))
+    assert held(hooks) == []
+    hooks.disable()
+
+
+def test_an_evaluation_removes_the_hooks_until_the_next_step():
+    hooks, net = ModuleHooks(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    hooks.enable(net)
+    once = registered(net)
+    net.eval()(torch.ones(1, 2))
+    assert registered(net) == 0
+    net.train()
+    hooks.finite_step()
+    assert hooks.enabled
+    assert registered(net) == once
+    hooks.disable()
+
+
+def test_an_evaluation_in_training_mode_keeps_a_limited_number_of_tensors(monkeypatch):
+    monkeypatch.setattr(module_hooks, "MAX_OBSERVATIONS", 20)
+    hooks, net = ModuleHooks(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    hooks.enable(net)
+    for _ in range(100):
+        hooks.watch_loss(net(torch.ones(1, 2)).sum())
+    assert len(hooks._observations) < 250
+    assert len(hooks._nodes) <= 20
+    hooks.disable()
+
+
+# --- failures inside the hooks --------------------------------------------------------
+
+
+def broken(monkeypatch):
+    def fail(tensor):
+        raise LookupError(f"no statistics of {tuple(tensor.shape)}")
+
+    monkeypatch.setattr(module_hooks, "device_stats_of", fail)
+
+
+def test_a_failure_in_forward_removes_the_hooks_for_good(monkeypatch):
+    hooks, net = ModuleHooks(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    hooks.enable(net)
+    broken(monkeypatch)
+    loss = net(torch.ones(1, 2)).sum()
+    assert hooks.failure == "LookupError: no statistics of (1, 2)"
+    assert registered(net) == 0
+    hooks.watch_loss(loss)
+    loss.backward()
+    assert not hooks.locate(1.0).found
+    hooks.disable()
+    assert not hooks.enable(net)
+
+
+def test_a_failure_in_backward_does_not_reach_the_run(monkeypatch):
+    hooks, net = ModuleHooks(), nn.Linear(2, 2)
+    hooks.enable(net)
+    loss = net(torch.ones(1, 2)).sum()
+    hooks.watch_loss(loss)
+    assert hooks.failure is None
+    broken(monkeypatch)
+    loss.backward()
+    assert hooks.failure == "LookupError: no statistics of (1, 2)"
+    assert net.weight.grad is not None
+    hooks.disable()
+
+
+def test_a_model_that_cannot_be_walked_is_a_failure():
+    class Walled(nn.Module):
+        def named_modules(self, *args, **kwargs):
+            raise LookupError("no modules")
+
+    hooks = ModuleHooks()
+    assert not hooks.enable(Walled())
+    assert hooks.failure == "LookupError: no modules"

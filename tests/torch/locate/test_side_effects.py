@@ -3,6 +3,7 @@
 import gc
 import random
 import weakref
+from collections import Counter, deque
 
 import numpy
 import pytest
@@ -141,6 +142,82 @@ def test_a_forward_pass_that_writes_to_a_weight_changes_nothing():
 
     diagnose(model, closure, 1.0)
     assert changed(before, facts(model)) == set()
+
+
+def test_a_weight_assigned_through_data_is_put_back():
+    model, x = prepared(), torch.randn(4, 3)
+    before = facts(model)
+    memory = model.linear.weight.data_ptr()
+
+    def closure():
+        with torch.no_grad():
+            model.linear.bias.fill_(7.0)
+        model.linear.weight.data = torch.ones(3, 3)
+        model.linear.weight.data.mul_(2.0)
+        model.linear.bias.data = torch.ones(3)
+        return model(x).sum()
+
+    diagnose(model, closure, 1.0)
+    assert changed(before, facts(model)) == set()
+    assert model.linear.weight.data_ptr() == memory
+
+
+def test_a_weight_written_after_data_was_assigned_is_put_back():
+    model, x = prepared(), torch.randn(4, 3)
+    before, alias = facts(model), model.linear.weight.data
+
+    def closure():
+        model.linear.weight.data = torch.ones(3, 3)
+        alias.fill_(7.0)
+        return model(x).sum()
+
+    diagnose(model, closure, 1.0)
+    assert changed(before, facts(model)) == set()
+
+
+def test_containers_of_modules_are_put_back():
+    model, x = prepared(), torch.randn(4, 3)
+    model.history = [1]
+    model.linear.cache = {"inner": {"calls": [0]}, "seen": {1}}
+    model.linear.recent = deque([1, 2], maxlen=2)
+    model.linear.counts = Counter(a=1)
+    model.mean = torch.zeros(3)
+    model.sums = {"x": torch.zeros(3)}
+    containers = model.history, model.linear.cache, model.linear.recent
+
+    def closure():
+        model.history.append(2)
+        model.linear.cache["inner"]["calls"][0] = 5
+        model.linear.cache["seen"].add(2)
+        model.linear.cache["more"] = x
+        model.linear.recent.append(3)
+        model.linear.counts["a"] += 1
+        model.mean.add_(1.0)
+        model.sums["x"].add_(1.0)
+        return model(x).sum()
+
+    diagnose(model, closure, 1.0)
+    assert containers[0] is model.history == [1]
+    assert containers[1] is model.linear.cache
+    assert model.linear.cache == {"inner": {"calls": [0]}, "seen": {1}}
+    assert containers[2] is model.linear.recent == deque([1, 2], maxlen=2)
+    assert model.linear.counts == Counter(a=1)
+    assert not model.mean.any()
+    assert not model.sums["x"].any()
+
+
+def test_modules_that_the_closure_adds_are_removed():
+    model, x = prepared(), torch.randn(4, 3)
+    model.layers = nn.ModuleList([nn.Linear(3, 3)])
+    model.named = nn.ModuleDict({"a": nn.Linear(3, 3)})
+
+    def closure():
+        model.layers.append(nn.Linear(3, 3))
+        model.named["b"] = nn.Linear(3, 3)
+        return model(x).sum()
+
+    diagnose(model, closure, 1.0)
+    assert len(model.layers) == len(model.named) == 1
 
 
 def test_hooks_and_flags_that_the_closure_sets_are_undone():

@@ -13,6 +13,7 @@ from gradscale import HopelessRun
 from gradscale.recording import console
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, optim
+from gradscale.torch.locate import module_hooks
 from tests.torch.training import INF, NAN, parameter, planted
 
 
@@ -202,24 +203,44 @@ def test_without_a_log_handler_a_finding_is_printed(monkeypatch, capsys):
     assert "gradscale GS203 step 107: the loss is nan before scaling" in printed.err
 
 
-def test_a_scaler_that_is_gone_leaves_no_hooks_behind():
-    def fail():
-        scaler, model = GradScaler("cpu"), train(GradScaler("cpu"), 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(12):
-            scaler.scale(model(torch.full((1, 4), NAN)).sum()).backward()
-            scaler.step(optimizer)
-            scaler.update()
-        assert scaler._monitor.module_hooks.enabled
-        assert len(hooks) > before
+def failing(scaler, model, steps=12):
+    """Train a model on batches that are not finite."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        scaler.scale(model(torch.full((1, 4), NAN)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
 
-    # Scalers of other tests that wait for the collector take theirs away before.
+
+def test_a_scaler_that_is_gone_leaves_no_hooks_behind():
+    scaler, model = GradScaler("cpu"), train(GradScaler("cpu"), 1)
+    failing(scaler, model)
+    assert scaler._monitor.module_hooks.enabled
+    assert model._forward_hooks
+    del scaler
     gc.collect()
-    hooks = nn.modules.module._global_forward_hooks
-    before = len(hooks)
-    fail()
-    gc.collect()
-    assert len(hooks) == before
+    assert not model._forward_hooks
+
+
+def test_a_failure_of_the_module_hooks_is_reported_once(monkeypatch, logged):
+    def fail(tensor):
+        raise LookupError("no statistics")
+
+    monkeypatch.setattr(module_hooks, "device_stats_of", fail)
+    scaler, model = GradScaler("cpu"), train(GradScaler("cpu"), 1)
+    failing(scaler, model, steps=20)
+    assert logged().count("LookupError: no statistics") == 1
+    assert not scaler._monitor.module_hooks.enabled
+    assert not model._forward_hooks
+
+
+def test_hooks_that_cannot_be_registered_are_reported_once(monkeypatch, logged):
+    model = train(GradScaler("cpu"), 1)
+    scaler = GradScaler("cpu", model=model)
+    monkeypatch.setattr(model, "register_forward_hook", None)
+    failing(scaler, model, steps=20)
+    assert logged().count("TypeError: 'NoneType' object is not callable") == 1
+    assert not model._forward_pre_hooks
 
 
 def test_a_second_trouble_has_a_place_of_its_own(tmp_path):

@@ -1,5 +1,8 @@
 """Gradients of activations are counted in sampled steps; other steps have no hook."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -141,6 +144,55 @@ def test_outputs_in_tuples_and_dicts_are_counted_unless_without_gradient():
     out = model(torch.ones(3))
     sample = finished(meter, model, out["a"][0].sum() + out["b"][0].sum())
     assert sample.activations[""].total == 6
+
+
+def test_an_evaluation_is_not_counted():
+    model, meter = torch.nn.Linear(4, 3), Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    model.eval()(torch.ones(2, 4)).sum().backward()
+    assert hooks_on(model) == 0
+    sample = finished(meter, model.train(), model(torch.ones(5, 4)).sum())
+    assert sample.activations == {}
+
+
+def test_copies_and_pickles_of_the_model_can_be_made_in_a_sampled_step():
+    model, meter = torch.nn.Linear(4, 3), Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin(torch.ones(2, 4)).sum().backward()
+        assert torch.equal(twin.weight, model.weight)
+    sample = finished(meter, model, model(torch.ones(5, 4)).sum())
+    assert sample.activations[""].total == 15
+
+
+def test_outputs_of_unusual_classes_are_let_through():
+    class Raising:
+        def __getattr__(self, name):
+            raise KeyError(name)
+
+    class Odd(torch.nn.Linear):
+        def forward(self, x):
+            return Raising(), super().forward(x).to_sparse()
+
+    model, meter = Odd(4, 3), Meter()
+    meter.watch_activations(model, dtypes=ANY)
+    _, out = model(torch.ones(2, 4))
+    assert finished(meter, model, out.to_dense().sum()).activations == {}
+    assert meter.failures == []
+
+
+def test_a_failure_is_kept_once_and_ends_the_counting(monkeypatch):
+    model, meter = torch.nn.Linear(4, 3), Meter(every=1)
+    meter.watch_activations(model, dtypes=ANY)
+
+    def fail(*_):
+        raise LookupError("no counts")
+
+    monkeypatch.setattr(meter._activations[0]._counter, "count", fail)
+    for _ in range(3):
+        assert finished(meter, model, model(torch.ones(2, 4)).sum()).activations == {}
+        assert hooks_on(model) == 0
+    assert meter.failures == ["LookupError: no counts"]
 
 
 def test_an_abandoned_step_leaves_no_counts():

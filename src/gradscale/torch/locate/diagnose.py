@@ -1,5 +1,6 @@
 """Replays a failing batch to locate its first non-finite value."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -7,9 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
 from gradscale.errors import ConfigError
+from gradscale.torch.devices import can_touch_host
 from gradscale.torch.locate.analysis import Origin, first_origin
 from gradscale.torch.locate.autograd_graph import (
     has_reentrant_checkpoint,
@@ -17,7 +24,11 @@ from gradscale.torch.locate.autograd_graph import (
     leaves_of,
     nodes_of,
 )
-from gradscale.torch.locate.module_tracker import ModuleTracker
+from gradscale.torch.locate.module_tracker import (
+    ModuleName,
+    ModuleTracker,
+    in_backward,
+)
 from gradscale.torch.locate.replay_mode import ReplayMode
 from gradscale.torch.locate.result import Location
 from gradscale.torch.locate.side_effects import preserve_state
@@ -48,8 +59,7 @@ def diagnose(
     >>> diagnose(layer, lambda: layer(x).sum(), 1.0).where
     'forward of the model itself (Linear), mm, output: 1 of 1 inf'
     """
-    modules = ModuleTracker(model)
-    with preserve_state(model), _replaying(model, modules) as mode:
+    with preserve_state(model), _replaying(model) as mode:
         with mode:
             losses = _losses(closure())
             forward_peak = mode.forward_peak
@@ -79,18 +89,45 @@ def diagnose(
 
 
 @contextmanager
-def _replaying(model: nn.Module, modules: ModuleTracker) -> Iterator[ReplayMode]:
+def _replaying(model: nn.Module) -> Iterator[ReplayMode]:
+    modules = ModuleTracker()
     mode = ReplayMode(model, modules)
     with ExitStack() as stack:
         stack.callback(mode.restore_weights)
-        stack.callback(modules.disable)
         # Cached casts of weights belong to another graph; those made here must not
         # stay in the cache.
         stack.callback(torch.clear_autocast_cache)
         stack.enter_context(torch.enable_grad())
         torch.clear_autocast_cache()
-        modules.enable()
+        for handle in _track(model, modules):
+            stack.callback(handle.remove)
         yield mode
+
+
+def _track(model: nn.Module, modules: ModuleTracker) -> list[RemovableHandle]:
+    """Track the modules that this thread runs, those outside the model too."""
+    names = {id(module): name for name, module in model.named_modules()}
+    thread = threading.get_ident()
+
+    def name_of(module: nn.Module) -> ModuleName:
+        return ModuleName(names.get(id(module)), type(module).__name__)
+
+    def is_replay() -> bool:
+        here = threading.get_ident() == thread
+        return here and can_touch_host() and not in_backward()
+
+    def enter(module: nn.Module, inputs: Any) -> None:
+        if is_replay():
+            modules.enter(name_of(module))
+
+    def leave(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if is_replay():
+            modules.leave(name_of(module))
+
+    return [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave, always_call=True),
+    ]
 
 
 class _Backward:

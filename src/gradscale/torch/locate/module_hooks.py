@@ -6,23 +6,24 @@ They are removed once steps are finite again.
 import weakref
 from collections import Counter
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from gradscale.torch.devices import can_touch_host
 from gradscale.torch.locate.analysis import GraphNode, Observation, Operation, locate
 from gradscale.torch.locate.autograd_graph import (
     is_view,
     leaf_behind,
     nodes_of,
     operation_name,
+)
+from gradscale.torch.locate.forward_hooks import (
+    ForwardHooks,
+    is_plain,
+    is_plain_eager,
+    plain_tensors,
 )
 from gradscale.torch.locate.module_tracker import (
     NO_MODULE,
@@ -39,6 +40,9 @@ from gradscale.torch.locate.tensor_stats import (
 
 # A single finite step may be chance: another batch may overflow at the same scale.
 FINITE_STEPS = 3
+# An evaluation in training mode with gradients looks like training and never ends a
+# step. Each measurement keeps about 1 kB.
+MAX_OBSERVATIONS = 2**16
 
 
 class _Measured(NamedTuple):
@@ -54,7 +58,9 @@ class ModuleHooks:
 
     While enabled, the inputs and outputs of every module and every gradient between
     operations are measured; after the iteration, `locate()` returns the first
-    non-finite value. While disabled there is no hook, no tensor and no cost.
+    non-finite value. Only training passes and plain dense tensors are observed. While
+    disabled there is no hook, no tensor and no cost. An exception inside the hooks
+    does not reach the run: see `failure`.
 
     >>> import torch
     >>> layer, hooks = nn.Linear(1, 1, bias=False), ModuleHooks()
@@ -69,9 +75,9 @@ class ModuleHooks:
 
     def __init__(self) -> None:
         self.enabled = False
-        self._modules: ModuleTracker | None = None
-        self._handles: list[RemovableHandle] = []
-        self._names: dict[int, str] = {}
+        self._hooks = ForwardHooks(self._before, self._after)
+        self._modules = ModuleTracker()
+        self._model: weakref.ref[nn.Module] | None = None
         self._finite_steps = 0
         self._backward_order: list[str] = []
         self._node_handles: list[RemovableHandle] = []
@@ -82,36 +88,29 @@ class ModuleHooks:
         """Parameters in the order of their gradients, as far as it was observed."""
         return list(self._backward_order)
 
+    @property
+    def failure(self) -> str | None:
+        """The exception inside the hooks, in words; they observe nothing after it."""
+        return self._hooks.failure
+
     def enable(self, model: nn.Module) -> bool:
         """Register the hooks; if they are, restart the count of finite steps.
 
         Returns:
             Whether they are registered. Not for a compiled model, which would be
-            compiled again with hooks, and once more without them.
+            compiled again with hooks, and once more without them, and not after a
+            failure.
         """
         self._finite_steps = 0
-        if self._modules is not None or any(map(is_compiled, model.modules())):
-            return self.enabled
-        self._names = {id(param): name for name, param in model.named_parameters()}
-        modules = ModuleTracker(model)
-        # Before those of the tracker: an input is measured before its module becomes
-        # the current one, an output while it still is.
-        self._handles = [
-            register_module_forward_pre_hook(self._on_inputs),
-            register_module_forward_hook(self._on_outputs),
-        ]
-        modules.enable()
-        self._modules, self.enabled = modules, True
-        return True
+        if not self.enabled and self._hooks.register(model):
+            self._model = weakref.ref(model)
+            self.enabled = True
+        return self.enabled
 
     def disable(self) -> None:
         """Remove the hooks and drop all observations."""
-        if self._modules is not None:
-            self._modules.disable()
-        for handle in self._handles:
-            handle.remove()
-        self._modules, self._handles, self._names = None, [], {}
-        self.enabled = False
+        self._hooks.remove()
+        self._model, self.enabled = None, False
         self._finite_steps = 0
         self._clear()
 
@@ -133,30 +132,8 @@ class ModuleHooks:
             scaled: The loss that `backward()` will be called on.
             loss: The same before scaling.
         """
-        modules = self._modules
-        if modules is None or not can_touch_host():
-            return
-        self._observe("loss", NO_MODULE, NO_MODULE, scaled if loss is None else loss)
-        self._observe("scaled loss", NO_MODULE, NO_MODULE, scaled)
-        nodes = nodes_of([scaled])
-        operations = {
-            node: Operation(
-                operation_name(node), modules.of_node(node), is_view=is_view(node)
-            )
-            for node in nodes
-        }
-        uses = Counter(each for node in nodes for each, _ in node.next_functions)
-        for node, operation in operations.items():
-            following = [each for each, _ in node.next_functions]
-            operation.producers = [operations[n] for n in following if n in operations]
-            leaves = [self._leaf_name(each) for each in following]
-            index = len(self._nodes)
-            self._nodes.append(GraphNode(operation, leaves))
-            # The gradient of a node with several users is a sum made before it runs.
-            summed = uses[node] > 1
-            if not operation.is_view or summed or any(leaves):
-                hook = partial(self._on_gradients, index, summed)
-                self._node_handles.append(node.register_hook(hook))
+        if self.enabled and is_plain_eager():
+            self._hooks.guarded(self._watch, scaled, scaled if loss is None else loss)
 
     def locate(self, scale: float) -> Location:
         """Return the first non-finite value and drop the observations.
@@ -166,48 +143,80 @@ class ModuleHooks:
         Args:
             scale: The scale that multiplied the loss.
         """
-        stats = to_host(self._stats)
-        location = locate(self._observations, self._nodes, stats, scale)
+        location = self._hooks.guarded(self._locate, scale)
         self._finite_steps = 0
         self._clear()
+        if location is None:
+            return Location(found=False, instrument="armed", scale=scale)
         return location
+
+    def _locate(self, scale: float) -> Location:
+        stats = to_host([self._stats[i] for i in range(len(self._stats))])
+        return locate(self._observations, self._nodes, stats, scale)
 
     def _clear(self) -> None:
         # A graph that the user keeps would go on calling the hooks.
         for handle in self._node_handles:
             handle.remove()
         self._node_handles = []
-        self._stats: list[DeviceStats] = []
+        # By number, counted by an iterator: each device has a thread of its own in
+        # backward.
+        self._stats: dict[int, DeviceStats] = {}
+        self._numbers = count()
         self._observations: list[Observation] = []
         self._nodes: list[GraphNode] = []
         self._measured: dict[int, _Measured] = {}
-        if self._modules is not None:
-            self._modules.clear()
+        self._modules.clear()
+        self._hooks.begin_step()
 
-    def _leaf_name(self, node: Any) -> str | None:
-        leaf = leaf_behind(node)
-        return None if leaf is None else self._names.get(id(leaf))
-
-    def _on_inputs(self, module: nn.Module, inputs: Any) -> None:
-        if self._modules is None or not can_touch_host() or in_backward():
+    def _watch(self, scaled: Tensor, loss: Tensor) -> None:
+        for role, tensor in (("loss", loss), ("scaled loss", scaled)):
+            if is_plain(tensor):
+                self._observe(role, NO_MODULE, NO_MODULE, tensor)
+        nodes = nodes_of([scaled])
+        if len(self._nodes) + len(nodes) > MAX_OBSERVATIONS:
             return
-        name, caller = self._modules.of_module(module), self._modules.current
-        for tensor in tree_leaves(inputs):
-            self._observe("input", name, caller, tensor)
+        operations = {
+            node: Operation(
+                operation_name(node), self._modules.of_node(node), is_view=is_view(node)
+            )
+            for node in nodes
+        }
+        model = None if self._model is None else self._model()
+        named = () if model is None else model.named_parameters()
+        names = {id(param): name for name, param in named}
+        uses = Counter(each for node in nodes for each, _ in node.next_functions)
+        for node, operation in operations.items():
+            following = [each for each, _ in node.next_functions]
+            operation.producers = [operations[n] for n in following if n in operations]
+            leaves = [names.get(id(leaf_behind(each))) for each in following]
+            index = len(self._nodes)
+            self._nodes.append(GraphNode(operation, leaves))
+            # The gradient of a node with several users is a sum made before it runs.
+            summed = uses[node] > 1
+            if not operation.is_view or summed or any(leaves):
+                hook = partial(self._on_gradients, index, summed)
+                self._node_handles.append(node.register_hook(hook))
 
-    def _on_outputs(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if self._modules is None or not can_touch_host() or in_backward():
+    def _before(self, name: ModuleName, inputs: Any) -> None:
+        if in_backward() or len(self._observations) >= MAX_OBSERVATIONS:
             return
-        name = self._modules.of_module(module)
-        for tensor in _tensors(outputs):
+        # An input is measured before its module becomes the current one.
+        for tensor in plain_tensors(inputs):
+            self._observe("input", name, self._modules.current, tensor)
+        self._modules.enter(name)
+
+    def _after(self, name: ModuleName, outputs: Any) -> None:
+        if in_backward() or len(self._observations) >= MAX_OBSERVATIONS:
+            return
+        for tensor in plain_tensors(outputs):
             self._observe("output", name, name, tensor)
+        self._modules.leave(name)
 
     def _observe(
-        self, role: str, module: ModuleName, caller: ModuleName, tensor: Any
+        self, role: str, module: ModuleName, caller: ModuleName, tensor: Tensor
     ) -> None:
         """Measure a tensor, unless it was measured before and not written since."""
-        if not isinstance(tensor, Tensor):
-            return
         known = self._measured.get(id(tensor))
         if (
             known is not None
@@ -216,13 +225,20 @@ class ModuleHooks:
         ):
             self._observations.append(Observation(role, module, caller, known.stats))
             return
-        stats = device_stats_of(tensor)
-        if stats is not None:
-            index = len(self._stats)
-            self._stats.append(stats)
-            self._observations.append(Observation(role, module, caller, index))
-            measured = _Measured(weakref.ref(tensor), _version(tensor), index)
+        number = self._measure(tensor)
+        if number is not None:
+            self._observations.append(Observation(role, module, caller, number))
+            measured = _Measured(weakref.ref(tensor), _version(tensor), number)
             self._measured[id(tensor)] = measured
+
+    def _measure(self, tensor: Tensor) -> int | None:
+        """Measure a tensor; return the number of its statistics."""
+        stats = device_stats_of(tensor)
+        if stats is None:
+            return None
+        number = next(self._numbers)
+        self._stats[number] = stats
+        return number
 
     def _on_gradients(
         self,
@@ -231,7 +247,17 @@ class ModuleHooks:
         grad_inputs: tuple[Tensor | None, ...],
         grad_outputs: tuple[Tensor | None, ...],
     ) -> None:
-        for grad in grad_outputs if summed else ():
+        if is_plain_eager():
+            sums = grad_outputs if summed else ()
+            self._hooks.guarded(self._observe_gradients, index, sums, grad_inputs)
+
+    def _observe_gradients(
+        self,
+        index: int,
+        sums: tuple[Tensor | None, ...],
+        grad_inputs: tuple[Tensor | None, ...],
+    ) -> None:
+        for grad in sums:
             self._observe_gradient("grad_output", index, grad)
         leaves = self._nodes[index].leaves
         for grad, leaf in zip(grad_inputs, leaves, strict=False):
@@ -242,27 +268,10 @@ class ModuleHooks:
                 self._backward_order.append(leaf)
 
     def _observe_gradient(self, role: str, index: int, grad: Tensor | None) -> None:
-        stats = None if grad is None else device_stats_of(grad)
-        if stats is not None:
+        number = self._measure(grad) if is_plain(grad) else None
+        if number is not None:
             module = self._nodes[index].operation.module
-            observed = Observation(role, module, module, len(self._stats), index)
-            self._stats.append(stats)
-            self._observations.append(observed)
-
-
-def _tensors(outputs: Any) -> list[Any]:
-    """Return the leaves of a module's outputs, those inside dataclasses included."""
-    leaves = []
-    for each in tree_leaves(outputs):
-        inside = getattr(each, "__dataclass_fields__", None)
-        leaves += [each] if inside is None else tree_leaves(vars(each))
-    return leaves
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Return whether torch.compile was called on the module itself."""
-    wrapped = type(module).__name__ == "OptimizedModule"
-    return wrapped or module._compiled_call_impl is not None
+            self._observations.append(Observation(role, module, module, number, index))
 
 
 def _version(tensor: Tensor) -> int:

@@ -6,14 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
-from torch.utils.hooks import RemovableHandle
-
-from gradscale.torch.devices import can_touch_host
 
 # torch and gradscale.torch: their frames are never the user's line.
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -50,39 +42,18 @@ NO_MODULE = ModuleName(None, "")
 
 
 class ModuleTracker:
-    """Tracks the modules of a model while they run.
+    """Tracks the running modules, and those that created autograd nodes.
 
     Autograd numbers the nodes of a graph in the order of their creation. The numbers
     at which modules begin and end give the module of every node, also inside composite
     functions, for in-place operations and for outputs of any structure.
-
-    Uses global module hooks: no module's own hooks are changed.
     """
 
-    def __init__(self, model: nn.Module | None) -> None:
-        modules = () if model is None else model.named_modules()
-        self._names = {id(module): name for name, module in modules}
-        # Keeps the ids above valid.
-        self._model = model
-        self._running: list[tuple[int, ModuleName]] = []
+    def __init__(self) -> None:
+        self._running: list[ModuleName] = []
         # From sequence number `_starts[i]` on, nodes belong to `_modules[i]`.
         self._starts: list[int] = []
         self._modules: list[ModuleName] = []
-        self._handles: list[RemovableHandle] = []
-
-    def enable(self) -> None:
-        """Register the hooks."""
-        self._handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def disable(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._running = []
 
     def clear(self) -> None:
         """Drop the node numbers of a graph that is no longer needed."""
@@ -91,11 +62,7 @@ class ModuleTracker:
     @property
     def current(self) -> ModuleName:
         """The innermost running module."""
-        return self._running[-1][1] if self._running else NO_MODULE
-
-    def of_module(self, module: nn.Module) -> ModuleName:
-        """Return the name of a module."""
-        return ModuleName(self._names.get(id(module)), type(module).__name__)
+        return self._running[-1] if self._running else NO_MODULE
 
     def of_node(self, node: Any) -> ModuleName:
         """Return the module that was running when an autograd node was created."""
@@ -105,18 +72,15 @@ class ModuleTracker:
         index = bisect.bisect_right(self._starts, number) - 1
         return self._modules[index] if index >= 0 else NO_MODULE
 
-    def _enter(self, module: nn.Module, inputs: Any) -> None:
-        if not can_touch_host() or in_backward():
-            return
-        self._running.append((id(module), self.of_module(module)))
+    def enter(self, module: ModuleName) -> None:
+        """Note that a module begins to run."""
+        self._running.append(module)
         self._mark()
 
-    def _leave(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if not can_touch_host() or in_backward():
-            return
-        # Submodules that an exception left open end with it.
-        if any(running == id(module) for running, _ in self._running):
-            while self._running.pop()[0] != id(module):
+    def leave(self, module: ModuleName) -> None:
+        """Note that a module, and those that it left open, no longer run."""
+        if module in self._running:
+            while self._running.pop() != module:
                 pass
         self._mark()
 

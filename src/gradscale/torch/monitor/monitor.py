@@ -71,7 +71,7 @@ class Monitor:
         warn: messages.WarnOnce | None = None,
     ) -> None:
         self.module_hooks = ModuleHooks()
-        # Hooks are on all modules: a scaler that is gone must not leave them there.
+        # Modules outlive a scaler: one that is gone must not leave hooks on them.
         weakref.finalize(self, self.module_hooks.disable).atexit = False
         self._run = RecordedRun(
             recorder=recorder,
@@ -91,6 +91,7 @@ class Monitor:
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
         self.recorded = self._run.observed
         self.meter = Meter(every if self.recorded else None, kernels=kernels)
+        weakref.finalize(self, self.meter.remove_hooks).atexit = False
         self._copies = RowCopies()
         # By update: what each optimizer had done, and what the meter counted. Rows are
         # at most LAG + PERIOD updates old when they are judged.
@@ -123,6 +124,8 @@ class Monitor:
             self._begin(scaler, state)
         self._steps.append(steps)
         sample = self.meter.end_step() if self.recorded else None
+        while self.meter.failures:
+            self._report_failure("activation hooks", self.meter.failures.pop())
         if sample is not None:
             self._samples[sample.step] = sample
         if self.module_hooks.enabled:
@@ -149,6 +152,8 @@ class Monitor:
 
     def _report_location(self, state: DeviceState) -> None:
         """Report what the module hooks have located in this update. Syncs."""
+        if self._hooks_failed():
+            return
         total = state.total
         record = DeviceRow(*total.row.tolist()).record(total.tally.tolist()[0])
         if record.finite and record.norm_finite:
@@ -158,6 +163,22 @@ class Monitor:
         else:
             location = self.module_hooks.locate(record.scale)
             self._locations.report(location, record.step)
+
+    def _hooks_failed(self) -> bool:
+        """Report a failure of the module hooks and disable them; return if there is."""
+        failure = self.module_hooks.failure
+        if failure is not None:
+            self._report_failure("module hooks", failure)
+            self.module_hooks.disable()
+        return failure is not None
+
+    def _report_failure(self, hooks: str, failure: str) -> None:
+        """Report an exception inside hooks, which have removed themselves for good."""
+        self._run.report(
+            f"The {hooks} failed and are off for the rest of the run: {failure}. They "
+            "only observe: the training is not affected, but modules are not named. "
+            "Replay the batch with scaler.diagnose(closure) to find the module."
+        )
 
     def _guard_scale(self, rows: Sequence[HostRow], scaler: Any) -> None:
         """Raise or warn as the facts of the rows demand."""
@@ -217,6 +238,7 @@ class Monitor:
             self.flush(state)
             self._run.close()
         self.module_hooks.disable()
+        self.meter.remove_hooks()
 
     def _judge_rows(
         self,
@@ -289,11 +311,12 @@ class Monitor:
             return
         if judged.verdict not in _EXPLAINED:
             self._bad += 1
-        if self._bad < HOOKED_AFTER or self.module_hooks.enabled:
+        hooks = self.module_hooks
+        if self._bad < HOOKED_AFTER or hooks.enabled or hooks.failure is not None:
             return
         model = self._evidence.model_of(steps)
-        if model is not None:
-            self.module_hooks.enable(model)
+        if model is not None and not hooks.enable(model):
+            self._hooks_failed()
 
 
 def _drain(monitor: Monitor, state: DeviceState, pid: int) -> None:

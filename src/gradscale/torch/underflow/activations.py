@@ -7,11 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from gradscale.torch.devices import can_touch_host
-from gradscale.torch.locate.module_hooks import is_compiled
+from gradscale.torch.locate.forward_hooks import (
+    ForwardHooks,
+    is_plain,
+    is_plain_eager,
+    plain_tensors,
+)
+from gradscale.torch.locate.module_tracker import ModuleName
 from gradscale.torch.underflow.exponent_counter import Counter
 
 HALF = (torch.float16,)
@@ -20,10 +24,10 @@ HALF = (torch.float16,)
 class ActivationGradients:
     """Counts exponents in the gradients of module outputs while enabled. No host sync.
 
-    While disabled, no module and no tensor has a hook. An output that a module returns
-    unchanged is counted once, for the innermost module. Several passes of one step are
-    added up. Outputs that a checkpoint recomputes have no gradient of their own and
-    are not counted.
+    While disabled, no module and no tensor has a hook. Only training passes and plain
+    dense tensors are observed. An output that a module returns unchanged is counted
+    once, for the innermost module. Several passes of one step are added up. Outputs
+    that a checkpoint recomputes have no gradient of their own and are not counted.
 
     Args:
         model: Its modules are watched.
@@ -37,7 +41,7 @@ class ActivationGradients:
         self._model = weakref.ref(model)
         self._counter = counter
         self._dtypes = frozenset(dtypes)
-        self._module_handles: list[RemovableHandle] = []
+        self._hooks = ForwardHooks(lambda name, inputs: None, self._on_outputs)
         self._tensor_handles: list[RemovableHandle] = []
         self._hooked: dict[int, tuple[Any, int]] = {}
         self._counts: dict[str, Tensor] = {}
@@ -45,7 +49,12 @@ class ActivationGradients:
     @property
     def enabled(self) -> bool:
         """Whether the modules have hooks."""
-        return bool(self._module_handles)
+        return self._hooks.registered
+
+    @property
+    def failure(self) -> str | None:
+        """The exception inside the hooks, in words; they observe nothing after it."""
+        return self._hooks.failure
 
     def enable(self) -> None:
         """Register the hooks, unless the model is compiled.
@@ -53,45 +62,40 @@ class ActivationGradients:
         With hooks it would be compiled again, and once more without them.
         """
         model = self._model()
-        if self.enabled or model is None or any(map(is_compiled, model.modules())):
-            return
-        for name, module in model.named_modules():
-            hook = partial(self._on_outputs, name)
-            self._module_handles.append(module.register_forward_hook(hook))
+        if model is not None:
+            self._hooks.register(model)
 
     def disable(self) -> dict[str, Tensor]:
         """Remove all hooks; return i64[SLOTS] for each module that had a gradient."""
-        # Those on tensors too: a graph that the user keeps would go on calling them.
-        for handle in (*self._module_handles, *self._tensor_handles):
+        self._hooks.remove()
+        # A graph that the user keeps would go on calling them.
+        for handle in self._tensor_handles:
             handle.remove()
         counts = self._counts
-        self._module_handles, self._tensor_handles = [], []
+        self._tensor_handles = []
         self._hooked, self._counts = {}, {}
         return counts
 
-    def _on_outputs(self, name: str, module: nn.Module, inputs: Any, out: Any) -> None:
-        if not can_touch_host():
-            return
-        for tensor in tree_leaves(out):
-            if not isinstance(tensor, Tensor) or not tensor.requires_grad:
+    def _on_outputs(self, module: ModuleName, outputs: Any) -> None:
+        for tensor in plain_tensors(outputs):
+            if not tensor.requires_grad:
                 continue
             known, version = self._hooked.get(id(tensor), (None, 0))
             if known is not None and known() is tensor and version == tensor._version:
                 continue
             self._hooked[id(tensor)] = weakref.ref(tensor), tensor._version
-            handle = tensor.register_hook(partial(self._on_gradient, name))
-            self._tensor_handles.append(handle)
+            # Without the mark, saving the tensor would issue a warning.
+            hook = unserializable_hook(partial(self._on_gradient, str(module.name)))
+            self._tensor_handles.append(tensor.register_hook(hook))
 
     def _on_gradient(self, name: str, grad: Tensor) -> None:
-        to_local = getattr(grad, "to_local", None)
-        values = grad.detach() if to_local is None else to_local().detach()
-        if (
-            values.layout is not torch.strided
-            or values.dtype not in self._dtypes
-            or values.numel() == 0
-            or not can_touch_host()
-        ):
+        if is_plain_eager():
+            self._hooks.guarded(self._count, name, grad)
+
+    def _count(self, name: str, grad: Tensor) -> None:
+        if not is_plain(grad) or grad.dtype not in self._dtypes:
             return
+        values = grad.detach()
         counts = self._counter.count([values], (values.device, values.dtype))[0]
         known = self._counts.get(name)
         self._counts[name] = (

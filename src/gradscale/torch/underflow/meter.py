@@ -52,6 +52,7 @@ class Meter:
         step: Number of steps that have ended.
         wanted: The current step is to be sampled.
         busy_at: The next step at whose end there is work to do.
+        failures: Exceptions inside the hooks on modules, in words, to be reported.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Meter:
             )
         self.step = 0
         self.wanted = False
+        self.failures: list[str] = []
         self._every = every
         self._names = tuple(names)
         self._kernels = kernels
@@ -152,6 +154,12 @@ class Meter:
             if self.wanted:
                 activations.enable()
 
+    def remove_hooks(self) -> None:
+        """Stop watching activations."""
+        for activations in self._activations:
+            activations.disable()
+        self._activations = []
+
     def end_step(self) -> UnderflowSample | None:
         """End a step; return the sample of `LAG` updates ago, if there is one.
 
@@ -178,6 +186,10 @@ class Meter:
     def _end_sampled_step(self) -> None:
         current, self._current = self._current, None
         counted = [activations.disable() for activations in self._activations]
+        failed = [each for each in self._activations if each.failure is not None]
+        for activations in failed:
+            self.failures.append(str(activations.failure))
+            self._activations.remove(activations)
         if current is None:
             return
         current.step = self.step
