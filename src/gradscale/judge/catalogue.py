@@ -662,7 +662,8 @@ for batch in batches:
         why=(
             "The scale is not the cause and no scale can fix it. A skipped step leaves "
             "the weights unchanged, but the forward pass has run: BatchNorm statistics "
-            "may be contaminated."
+            "may be contaminated. A step with finite gradients is applied, as in "
+            "torch, and may damage the weights: scaler.last.applied shows it."
         ),
         example="""\
 with torch.autocast("cuda", torch.float16):
@@ -760,9 +761,10 @@ for batch in batches:
         summary="The loss was finite and overflowed its dtype when it was scaled",
         meaning=(
             "The loss is float16, and loss times scale is above 65504: a loss of 3.5 "
-            "fits at 2^14 and not at 2^15. The product is infinite before backward "
-            "begins, and so is every gradient. The step is skipped and the scale backs "
-            "off."
+            "fits at 2^14 and not at 2^15. Or the loss is float32 and the product is "
+            "above 3.4e38, at a very high scale. The product is infinite before "
+            "backward begins, and so is every gradient. The step is skipped and the "
+            "scale backs off."
         ),
         why=(
             "The loss, a single number, limits the scale although the gradients would "
@@ -781,7 +783,10 @@ scaler.step(optimizer)
 scaler.update()
 """,
         advice=(
-            "Compute the loss in float32: scaler.scale(loss.float()).",
+            "A float16 loss: compute it in float32, scaler.scale(loss.float()).",
+            "A float32 loss: pass a lower max_scale, "
+            "policy=DynamicScale(max_scale=2.0**24), or return a mean instead of a "
+            "sum.",
             "Inside torch.autocast most PyTorch losses return float32; look for a "
             "half() or to(torch.float16) after them.",
         ),
