@@ -124,6 +124,16 @@ def test_an_underflow_says_whether_the_scale_has_fallen(first):
     assert evidence("GS209", records)["fallen"] == (first > 2.0**16)
 
 
+@pytest.mark.parametrize(
+    ("scale", "lost", "perhaps"),
+    [(2.0**16, None, True), (1.0, None, False), (2.0**16, 0.4, False)],
+    ids=["high scale", "low scale", "sampled"],
+)
+def test_tiny_gradients_at_a_high_scale_are_perhaps_not_scaled(scale, lost, perhaps):
+    records = [TINY._replace(scale=scale, lost=lost)] * 100
+    assert ("perhaps_unscaled" in evidence("GS209", records)) == perhaps
+
+
 def test_an_underflow_leaves_two_bits_of_headroom_free():
     seen = evidence("GS209", [TINY._replace(scale=1.0)] * 100)
     assert seen["headroom_bits"] == pytest.approx(36.0, abs=0.01)
