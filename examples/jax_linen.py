@@ -4,10 +4,10 @@ It learns which of three spirals a point in the plane belongs to. Parameters are
 the layers compute in f16, and BatchNorm averages in f32.
 
 `apply_gradients` of flax does not take the loss, so the verdict on a skipped step could
-not distinguish a NaN loss from a scale that is too high. `ScaledTrainState` passes the
-loss on, and keeps the statistics of BatchNorm on a skip. The first batch is corrupt: a
-point is NaN. Its verdict is forward_nonfinite; without the loss it would be
-calibrating, as if a lower scale could help.
+not distinguish a NaN loss from a scale that is too high. `ScaledTrainState` has a
+method that passes the loss on and keeps the statistics of BatchNorm on a skip. The
+first batch is corrupt: a point is NaN. Its verdict is forward_nonfinite; without the
+loss it would be calibrating, as if a lower scale could help.
 
   python examples/jax_linen.py          300 steps, some seconds on two cores
   python examples/jax_linen.py --json   the same figures for a program
@@ -56,7 +56,7 @@ class ScaledTrainState(TrainState):
 
     batch_stats: Any
 
-    def apply_gradients(
+    def apply_scaled_gradients(
         self, *, grads: Any, loss: jax.Array, batch_stats: Any
     ) -> "ScaledTrainState":
         """Take one step, or skip it if a gradient is not finite."""
@@ -90,7 +90,7 @@ def train_step(
 
     differentiated = scaled_value_and_grad(loss_of, has_aux=True)
     (loss, batch_stats), grads = differentiated(state.opt_state, state.params)
-    return state.apply_gradients(grads=grads, loss=loss, batch_stats=batch_stats)
+    return state.apply_scaled_gradients(grads=grads, loss=loss, batch_stats=batch_stats)
 
 
 @jax.jit

@@ -69,7 +69,8 @@ CATALOGUE = (
 scaler.scale(loss_of(batch)).backward()
 scaler.step(optimizer)
 scaler.update()
-print(scaler.last.verdict)  # ok
+if scaler.last:
+    print(scaler.last.verdict)  # ok
 """,
         advice=("Nothing to do.",),
     ),
@@ -130,7 +131,8 @@ for batch in batches:
     scaler.scale(loss_of(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
-    print(scaler.last.verdict)  # calibrating, calibrating, ..., ok
+    if scaler.last:
+        print(scaler.last.verdict)  # calibrating, calibrating, ..., ok
 """,
         instead="""\
 scaler = GradScaler("cuda", init_scale=2.0**10)
@@ -168,7 +170,8 @@ for batch in batches:
     scaler.scale(loss_of(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
-    print(scaler.last.verdict)  # ok, ok, ..., probing
+    if scaler.last:
+        print(scaler.last.verdict)  # ok, ok, ..., probing
 """,
         advice=(
             "Nothing to do.",
@@ -599,11 +602,12 @@ for batch in (batch, batch, 100.0 * batch):
     scaler.scale(loss_of(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
-print(scaler.last.verdict, scaler.last.culprits)  # overflow
+if scaler.last:
+    print(scaler.last.verdict, scaler.last.culprits)  # overflow
 """,
         advice=(
             "One skip now and then: nothing to do. Step schedulers only after applied "
-            "steps: if scaler.last.applied: scheduler.step().",
+            "steps: if scaler.last and scaler.last.applied: scheduler.step().",
             "Many skips from rare outliers, as in reinforcement learning: pass "
             "policy=DynamicScale(tolerance=0.01), and one overflow in a hundred steps "
             "no longer lowers the scale.",
