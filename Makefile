@@ -39,7 +39,7 @@ parity: .venv/.dev
 	$(PY) -m parity "$(PT_TEST)"
 
 .venv/.made:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "The pinned environment needs Python 3.11 or newer. Call make PYTHON=python3.11, say.")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gradscale needs Python 3.11 or newer. Call make PYTHON=python3.11, for instance.")'
 	$(PYTHON) -m venv .venv
 	@touch $@
 
@@ -50,5 +50,5 @@ parity: .venv/.dev
 
 .venv/.dev: .venv/.demo
 	@echo "Installing what the tests need."
-	$(PIP) -e '.[torch,jax,keras,report,dev]'
+	$(PIP) -e '.[torch,jax,report,dev]'
 	@touch $@

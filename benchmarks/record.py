@@ -7,7 +7,7 @@ import statistics
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +75,7 @@ def result(
         "format": 1,
         "what": what,
         "commit": commit or _commit(),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "device": place.device,
         "versions": {"python": platform.python_version(), **place.versions},
         "unit": "ms",

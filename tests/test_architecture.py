@@ -335,6 +335,27 @@ def test_the_jax_room_loads_only_jax():
     assert loaded_by("import gradscale.jax", after="import jax") == {"gradscale"}
 
 
+@pytest.mark.parametrize(
+    ("module", "library", "name"),
+    [
+        ("gradscale.torch", "torch", "PyTorch"),
+        ("gradscale.torch.optim", "torch", "PyTorch"),
+        ("gradscale.jax", "jax", "JAX"),
+        ("gradscale.jax.flax", "jax", "JAX"),
+    ],
+)
+def test_a_room_without_its_framework_names_the_extra(module, library, name):
+    script = (
+        f"import sys; sys.modules[{library!r}] = None\n"
+        f"try: import {module}\n"
+        "except ModuleNotFoundError as error: print(error)\n"
+    )
+    assert run_python("-c", script).stdout == (
+        f"gradscale.{library} needs {name}, which is not installed. "
+        f"Run pip install 'gradscale[{library}]'.\n"
+    )
+
+
 WITHOUT_NUMPY = """
 import sys
 sys.modules["numpy"] = None

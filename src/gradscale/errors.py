@@ -4,12 +4,12 @@ GradscaleError
 ├── ConfigError      a setting or an argument that can never work
 ├── OrderError       a call at a moment when it cannot be right
 ├── GradientError    a gradient that cannot be read or unscaled
-├── StateError       a checkpoint or a run file that cannot be gone on with
+├── StateError       a checkpoint or a run file that cannot be used
 ├── ScaleCollapsed   the scale is at its floor and gradients are still not finite
-└── HopelessRun      no scale can help; the code and the text say why
+└── HopelessRun      no scale can help; the code and the text name the cause
 
 Each also derives from the built-ins that the replaced scaler raises for the same
-mistake, so that an `except` clause written for it goes on working.
+mistake, so that an `except` clause written for it still works.
 """
 
 from collections.abc import Sequence
@@ -21,34 +21,29 @@ class GradscaleError(Exception):
 
     Args:
         message: What happened, why it cannot work, what to do.
-        code: The entry of the catalogue that tells more.
-        replaces: The words of the replaced scaler for this mistake, if it has any.
-            They become the text of the exception, and `message` a note below it.
+        code: The entry of the catalogue.
+        replaces: The message of the replaced scaler for this mistake, if it has one.
+            It becomes the first line of the text, and `message` the second.
     """
 
     code: str
-    __notes__: list[str]
 
     def __init__(self, message: str, *, code: str, replaces: str | None = None) -> None:
         coded = f"{message} [{code}]"
-        super().__init__(coded if replaces is None else replaces)
+        super().__init__(coded if replaces is None else f"{replaces}\n{coded}")
         self.code = code
-        # PEP 678 notes, set by hand: Python 3.10 has no add_note.
-        self.__notes__ = [] if replaces is None else [coded]
 
     def __str__(self) -> str:
         # KeyError would show the repr of its argument.
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _revive, (type(self), self.args[0], self.code, self.__notes__)
+        return _revive, (type(self), self.args[0]), vars(self)
 
 
-def _revive(
-    kind: type[GradscaleError], text: str, code: str, notes: list[str]
-) -> GradscaleError:
+def _revive(kind: type[GradscaleError], text: str) -> GradscaleError:
     error = kind.__new__(kind, text)
-    error.args, error.code, error.__notes__ = (text,), code, notes
+    error.args = (text,)
     return error
 
 
@@ -65,7 +60,7 @@ class GradientError(GradscaleError, ValueError):
 
 
 class StateError(GradscaleError, RuntimeError, ValueError, KeyError):
-    """A checkpoint or a run file that cannot be gone on with; it was not changed."""
+    """A checkpoint or a run file that cannot be used; it was not changed."""
 
 
 class ScaleCollapsed(GradscaleError, FloatingPointError):
@@ -73,7 +68,7 @@ class ScaleCollapsed(GradscaleError, FloatingPointError):
 
 
 class HopelessRun(GradscaleError, FloatingPointError):
-    """No scale can help; the code and the text say why."""
+    """No scale can help; the code and the text name the cause."""
 
 
 class GradscaleWarning(UserWarning):

@@ -19,7 +19,7 @@ print(__name__, sys.argv, sys.path[:1], os.getcwd())
 print([path for path in sys.path if "startup" in path], "torch" in sys.modules)
 print(sys.stdin.read())
 """
-NO_SCALER = "gradscale: nothing was recorded, because no scaler was created."
+NO_SCALER = "gradscale: nothing was recorded, because no PyTorch scaler was created."
 
 
 def started(*command, folder, **more):
@@ -84,6 +84,7 @@ def test_exit_code_and_output_are_the_scripts_and_one_line_follows(tmp_path, end
     assert (run.returncode, run.stdout) == (alone.returncode, "out\n")
     assert errors == alone.stderr
     assert line.startswith(NO_SCALER)
+    assert line.endswith("a JAX script is recorded by gradscale.jax.Recorder.\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])

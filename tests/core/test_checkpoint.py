@@ -241,22 +241,19 @@ def test_what_is_not_a_dict_is_refused(state):
 
 
 def test_an_empty_dict_is_refused_in_the_words_of_torch():
-    error = refusal({})
-    assert str(error) == (
+    assert str(refusal({})).splitlines() == [
         "The source state dict is empty, possibly because it was saved from a disabled "
-        "instance of GradScaler."
-    )
-    assert error.__notes__ == [
+        "instance of GradScaler.",
         "The checkpoint is an empty dict. A disabled scaler saves nothing, so there is "
         "no scale to resume from. Save from an enabled scaler, or do not load this "
-        "checkpoint. [GS302]"
+        "checkpoint. [GS302]",
     ]
 
 
 def test_torch_refuses_an_empty_dict_in_these_words():
     with pytest.raises(RuntimeError) as error:
         torch.amp.GradScaler("cpu").load_state_dict({})
-    assert str(error.value) == str(refusal({}))
+    assert str(error.value) == str(refusal({})).splitlines()[0]
 
 
 @pytest.mark.parametrize("key", TORCH_KEYS)

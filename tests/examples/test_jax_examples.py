@@ -20,7 +20,7 @@ from gradscale.cli import app
 from gradscale.runfile import open_run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ("jax_nnx", "jax_equinox")
+NAMES = ("jax_nnx", "jax_linen", "jax_equinox")
 STEPS = 40
 
 
@@ -107,6 +107,18 @@ def test_the_batch_that_is_not_finite_is_told_from_an_overflow(figures):
     assert verdicts[STEPS // 2 + 1] == "forward_nonfinite"
 
 
+@pytest.mark.parametrize("name", ["jax_linen"], indirect=True)
+def test_a_nan_loss_in_the_first_step_of_a_train_state_is_not_calibrating(figures):
+    first = figures["skips"][0]
+    assert (first["step"], first["verdict"]) == (1, "forward_nonfinite")
+
+
+@pytest.mark.parametrize("name", ["jax_linen"], indirect=True)
+def test_batch_norm_keeps_its_statistics_on_a_skip(figures):
+    # With NaN in them, the loss after training would be NaN.
+    assert np.isfinite(figures["loss_after"])
+
+
 def test_a_product_in_f32_would_be_found():
     traced = jax.make_jaxpr(jnp.dot)(jnp.ones(2), jnp.ones(2))
     assert results_of("dot_general", traced) == {"f32"}
@@ -128,6 +140,22 @@ def test_the_equinox_model_multiplies_in_f16_and_normalises_in_f32():
     batch = np.ones((2, 128), np.float32), np.zeros(2, np.int32)
     model = example.Model(jax.random.key(0))
     traced = eqx.filter_make_jaxpr(eqx.filter_grad(example.loss_of))(model, batch)[0]
+    assert results_of("dot_general", traced) == {"f16"}
+    assert results_of("rsqrt", traced) == {"f32"}
+
+
+def test_the_linen_model_multiplies_in_f16_and_normalises_in_f32():
+    example = module("jax_linen")
+    model, points = example.Model(), jnp.ones((4, 2))
+    variables = model.init(jax.random.key(0), points, train=False)
+
+    def total(params):
+        applied = {**variables, "params": params}
+        return model.apply(applied, points, train=True, mutable=["batch_stats"])[
+            0
+        ].sum()
+
+    traced = jax.make_jaxpr(jax.grad(total))(variables["params"])
     assert results_of("dot_general", traced) == {"f16"}
     assert results_of("rsqrt", traced) == {"f32"}
 

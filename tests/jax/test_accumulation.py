@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradscale import DynamicScale, NoScale, StaticScale
+from gradscale.errors import ConfigError
 from gradscale.jax import MultiSteps, current_scale, last, loss_scaled
 
 INF, NAN = float("inf"), float("nan")
@@ -134,13 +135,23 @@ def test_micro_batches_may_be_summed():
     assert told == [0.0, -3.0]
 
 
-def test_a_micro_batch_may_be_left_out_of_the_sum():
-    optimizer = MultiSteps(sgd(), 2, should_skip_update_fn=optax.skip_not_finite)
-    told, state = walk(optimizer, [8.0, INF, 24.0, NAN, 8.0])
-    assert told == [0.0, 0.0, -2.0, 0.0, 0.0]
-    assert int(state.mini_step) == 1
-    assert state.acc_grads.tolist() == [8.0]
-    assert float(current_scale(state)) == 8.0
+@pytest.mark.parametrize(
+    ("skip", "name"),
+    [
+        (optax.skip_not_finite, "skip_not_finite"),
+        (functools.partial(optax.skip_large_updates, max_squared_norm=1.0), "partial"),
+    ],
+    ids=["not finite", "large"],
+)
+def test_a_function_that_keeps_micro_batches_from_loss_scaled_is_refused(skip, name):
+    with pytest.raises(ConfigError, match=rf"should_skip_update_fn=.*{name}") as error:
+        MultiSteps(sgd(), 2, should_skip_update_fn=skip)
+    assert "put optax.MultiSteps inside loss_scaled. [GS101]" in str(error.value)
+
+
+def test_the_dtype_of_the_sum_may_be_chosen():
+    optimizer = MultiSteps(sgd(), 2, accumulator_dtype=jnp.bfloat16)
+    assert optimizer.init(jnp.ones(1)).acc_grads.dtype == jnp.bfloat16
 
 
 def test_has_updated_says_when_a_step_was_due():

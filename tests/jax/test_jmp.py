@@ -312,10 +312,10 @@ def test_a_flag_may_be_whatever_has_a_truth_value(flag):
 def test_a_flag_that_cannot_decide_is_refused(flag, shown):
     with pytest.raises(AssertionError, match="Expected boolean scalar") as error:
         ours.DynamicLossScale(8.0).adjust(flag)
-    assert error.value.__notes__ == [
+    assert str(error.value).splitlines()[-1] == (
         f"The flag is {shown}. One flag decides for all leaves, so it must be one "
         "truth value. Pass the result of all_finite(). [GS101]"
-    ]
+    )
 
 
 @pytest.mark.parametrize(
@@ -584,14 +584,14 @@ def test_a_policy_of_dtype_objects_can_be_printed():
 def test_an_unknown_dtype_is_refused_in_jmps_words(name):
     with pytest.raises(ValueError, match="Unknown dtype") as error:
         ours.get_policy(name)
-    assert "Pass full, half, f16, bf16, f32 or f64. [GS101]" in error.value.__notes__[0]
+    assert "Pass full, half, f16, bf16, f32 or f64. [GS101]" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["x=f16", "p=f16,half", "=f16"])
 def test_an_unknown_part_is_refused_in_jmps_words(name):
     with pytest.raises(ValueError, match="Unknown key") as error:
         ours.get_policy(name)
-    assert "Write params, compute or output" in error.value.__notes__[0]
+    assert "Write params, compute or output" in str(error.value)
 
 
 @pytest.mark.parametrize("cast", ["cast_to_half", "cast_to_full"])

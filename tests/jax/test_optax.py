@@ -365,7 +365,7 @@ def test_everything_but_the_wrappers_works_without_optax():
     assert numbers == "6.0 4.0"
     assert errors == [
         f"gradscale.jax.{name} wraps optimizers of optax, which is not installed. "
-        "Run pip install optax."
+        "Run pip install 'gradscale[jax]'."
         for name in ("loss_scaled", "MultiSteps")
     ]
 

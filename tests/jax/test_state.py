@@ -14,6 +14,7 @@ from gradscale import (
     ConfigError,
     DynamicScale,
     NoScale,
+    OrderError,
     ScaleCollapsed,
     StateError,
     StaticScale,
@@ -100,10 +101,21 @@ def test_a_scale_whose_inverse_is_subnormal_is_refused(policy):
     assert text.endswith("[GS101]")
 
 
-def test_loss_scaled_refuses_such_a_scale_when_its_state_is_made():
-    optimizer = loss_scaled(optax.sgd(0.1), StaticScale(scale=2.0**127))
+def test_loss_scaled_refuses_such_a_scale():
     with pytest.raises(ConfigError, match=r"max_scale=1\.70141e\+38"):
-        optimizer.init(PARAMS)
+        loss_scaled(optax.sgd(0.1), StaticScale(scale=2.0**127))
+
+
+@pytest.mark.parametrize("policy", [DynamicScale, 1024.0, None, "dynamic"], ids=repr)
+@pytest.mark.parametrize("use", [init, functools.partial(loss_scaled, optax.sgd(0.1))])
+def test_what_is_no_policy_is_refused(use, policy):
+    with pytest.raises(ConfigError) as caught:
+        use(policy)
+    text = str(caught.value)
+    assert f"policy={policy!r} is a {type(policy).__name__}." in text
+    assert text.endswith(
+        "Pass DynamicScale(), StaticScale(scale=...) or NoScale(). [GS101]"
+    )
 
 
 def test_the_highest_scale_of_all_is_accepted():
@@ -251,6 +263,18 @@ def test_an_ensemble_has_no_verdict_of_its_own():
 def test_the_last_step_can_be_read_under_jit():
     state = stepped(DynamicScale(init_scale=8.0), [GOOD])
     assert float(jax.jit(lambda state: last(state).amax)(state)) == 16.0
+
+
+@pytest.mark.parametrize("read", ["verdict", "record"])
+def test_a_verdict_under_jit_is_refused_with_the_remedy(read):
+    state = stepped(DynamicScale(init_scale=8.0), [GOOD])
+    with pytest.raises(OrderError, match="inside jit") as caught:
+        jax.jit(lambda state: getattr(last(state), read))(state)
+    text = str(caught.value)
+    assert (
+        "Return last(opt_state) from the compiled step and read its verdict on" in text
+    )
+    assert text.endswith("[GS102]")
 
 
 def test_the_state_before_the_first_step_has_the_types_of_later_ones():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradscale.judge.advice import ADVICE, advice_for
+from gradscale.judge.advice import ADVICE, LOCATION, advice_for
 from gradscale.judge.verdict_table import SEVERITY
 from tests.judge.advised import (
     BACKWARD,
@@ -69,6 +69,7 @@ def test_a_loss_that_recovered_before_points_at_its_batches_too():
 def test_steps_that_were_taken_make_the_loss_useless_and_not_the_run():
     text = said("GS203", LOSS, {"applied": 6, "steps": 8, "scale": "2^7"})
     assert "6 of 8 steps were applied" in text
+    assert "if it rose, load a checkpoint from before that step" in text
     assert "without effect" not in text
 
 
@@ -109,6 +110,34 @@ def test_a_scale_that_fell_before_comes_first():
 def test_a_loss_that_is_known_says_which_scale_it_leaves():
     text = said("GS206", {"scale": "2^16", "loss": 3.5, "fits": "2^14"})
     assert "a loss of 3.5 limits the scale to 2^14" in text
+
+
+def test_a_float32_loss_is_not_to_be_computed_in_float32():
+    seen = {"scale": "2^126", "loss": 3.5, "fits": "2^126", "above_float32": True}
+    (text,) = advice_for("GS206", seen)
+    assert "above 3.4e38" in text
+    assert "a loss of 3.5 allows a scale of 2^126. Set max_scale" in text
+    assert "loss.float()" not in text
+
+
+def test_tiny_gradients_at_a_high_scale_point_at_a_loss_that_was_not_scaled():
+    seen = {"scale": "2^16", "scale_from": "2^16", "fallen": False}
+    first, *_ = advice_for("GS209", {**seen, "perhaps_unscaled": True})
+    assert "scaled_value_and_grad instead of jax.grad" in first
+    assert "2^16 times too small" in first
+    assert "jax.grad" not in said("GS209", seen)
+
+
+# Codes that no run of JAX gets, and advice on what module hooks observed.
+TORCH_ALONE = {"GS103", "GS206", "GS207"}
+
+
+@pytest.mark.parametrize("code", sorted(set(ADVICE) - TORCH_ALONE))
+def test_advice_that_a_run_of_jax_may_get_names_the_framework_of_its_calls(code):
+    texts = [advice.text for advice in ADVICE[code] if advice not in LOCATION]
+    calls = ("torch.", "scaler.", "GradScaler(")
+    named = [text for text in texts if any(call in text for call in calls)]
+    assert [text for text in named if "PyTorch" not in text] == []
 
 
 def test_a_norm_without_growth_points_at_the_batch():

@@ -95,6 +95,23 @@ def test_a_scaled_loss_names_the_scale_that_fits(loss, fits):
     assert evidence("GS206", [overflowed])["fits"] == fits
 
 
+@pytest.mark.parametrize(
+    ("loss", "scale", "above", "fits"),
+    [
+        (3.5, 2.0**16, False, "2^14"),
+        (3.5, 2.0**126, False, "2^14"),
+        (4.0, 2.0**126, True, "2^126"),
+        (1e30, 2.0**32, True, "2^28"),
+    ],
+)
+def test_a_product_above_the_largest_float32_is_told_from_one_of_float16(
+    loss, scale, above, fits
+):
+    overflowed = BAD._replace(scaled_loss_finite=False, loss=loss, scale=scale)
+    seen = evidence("GS206", [overflowed])
+    assert (seen["above_float32"], seen["fits"]) == (above, fits)
+
+
 @pytest.mark.parametrize("loss", [None, 0.0, math.nan])
 def test_a_loss_that_says_nothing_names_no_scale(loss):
     overflowed = BAD._replace(scaled_loss_finite=False, loss=loss)
@@ -105,6 +122,16 @@ def test_a_loss_that_says_nothing_names_no_scale(loss):
 def test_an_underflow_says_whether_the_scale_has_fallen(first):
     records = [GOOD._replace(scale=first), *[TINY] * 100]
     assert evidence("GS209", records)["fallen"] == (first > 2.0**16)
+
+
+@pytest.mark.parametrize(
+    ("scale", "lost", "perhaps"),
+    [(2.0**16, None, True), (1.0, None, False), (2.0**16, 0.4, False)],
+    ids=["high scale", "low scale", "sampled"],
+)
+def test_tiny_gradients_at_a_high_scale_are_perhaps_not_scaled(scale, lost, perhaps):
+    records = [TINY._replace(scale=scale, lost=lost)] * 100
+    assert ("perhaps_unscaled" in evidence("GS209", records)) == perhaps
 
 
 def test_an_underflow_leaves_two_bits_of_headroom_free():

@@ -68,7 +68,8 @@ def test_the_error_of_a_collapse_names_scale_culprits_and_remedy():
     assert "floor of 5.96046e-08" in text
     assert "3 steps in a row; the loss was finite." in text
     assert "Not finite: bias." in text
-    assert "check the batch and the loss" in text
+    assert "the weights are those of the last applied step" in text
+    assert "Check the batch, the loss and the weights" in text
     assert text.endswith("[GS202]")
     assert isinstance(error, FloatingPointError)
 

@@ -272,7 +272,7 @@ def test_a_misuse_raises_torchs_type_and_words(misuse):
     theirs, ours = _caught(misuse, TORCH), _caught(misuse, GradScaler)
     assert theirs is not None
     assert isinstance(ours, type(theirs))
-    assert str(ours) == str(theirs)
+    assert str(ours).partition("\n")[0] == str(theirs)
 
 
 # What torch raises as its own invariant, or for lack of a tensor, has no code.
@@ -290,9 +290,9 @@ UNCODED = {
 def test_a_misuse_says_below_torchs_words_what_to_do(misuse):
     error = _caught(misuse, GradScaler)
     assert isinstance(error, GradscaleError)
-    (note,) = error.__notes__
-    assert note.endswith(f" [{error.code}]")
-    assert len(note.split(". ")) >= 2
+    _, remedy = str(error).split("\n")
+    assert remedy.endswith(f" [{error.code}]")
+    assert len(remedy.split(". ")) >= 2
 
 
 @named("misuse", [step_twice, unscale_twice, closure_as_keyword, unscale_fp16])
@@ -301,7 +301,6 @@ def test_an_error_survives_pickling(misuse):
     revived = pickle.loads(pickle.dumps(error))
     assert type(revived) is type(error)
     assert (str(revived), revived.code) == (str(error), error.code)
-    assert revived.__notes__ == error.__notes__
 
 
 @pytest.mark.parametrize("key", TORCH("cpu").state_dict())

@@ -115,8 +115,9 @@ def closing_line(recorded: Recorded) -> str:
     """Return the line that is printed at the end.
 
     >>> print(closing_line(Recorded([], 0, 0, "")))
-    gradscale: nothing was recorded, because no scaler was created. Scripts that \
-train in FP32 or BF16 need none.
+    gradscale: nothing was recorded, because no PyTorch scaler was created. Scripts \
+that train in FP32 or BF16 need none; a JAX script is recorded by \
+gradscale.jax.Recorder.
     """
     if recorded.files:
         first, *more = recorded.files
@@ -129,8 +130,9 @@ train in FP32 or BF16 need none.
         return f"gradscale: nothing was recorded: {recorded.trouble}."
     if not recorded.made:
         return (
-            "gradscale: nothing was recorded, because no scaler was created. Scripts "
-            "that train in FP32 or BF16 need none."
+            "gradscale: nothing was recorded, because no PyTorch scaler was created. "
+            "Scripts that train in FP32 or BF16 need none; a JAX script is recorded by "
+            "gradscale.jax.Recorder."
         )
     if not recorded.enabled:
         return (

@@ -199,8 +199,8 @@ def built(kind: type[AnyPolicy], arguments: Mapping[str, Any]) -> AnyPolicy:
     try:
         return kind(**arguments)
     except (ConfigError, TypeError) as error:
-        # If the text is that of the replaced scaler, the note has the explanation.
-        reason = (getattr(error, "__notes__", None) or [error])[0]
+        # The last line: torch's message, if there is one, comes before it.
+        reason = str(error).rpartition("\n")[2]
         raise StateError(
             f"The checkpoint describes a policy that cannot work: {reason}. Nothing "
             "was loaded. Save again from an intact run, or start without this "

@@ -4,7 +4,7 @@ import inspect
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from gradscale.core.state import FixedState, Observed, ScaleState, Where, f32
 from gradscale.errors import ConfigError
@@ -15,6 +15,7 @@ LOWEST_SCALE = 2.0**-126
 HIGHEST_SCALE = 2.0**128 - 2.0**104
 
 
+@runtime_checkable
 class Policy(Protocol):
     """Settings plus rule. Pure: the state is an argument and the result."""
 
@@ -26,7 +27,8 @@ class Policy(Protocol):
 
     def init_state(self) -> FixedState | ScaleState: ...
 
-    def next_state(self, state, seen: Observed, where: Where): ...  # type: ignore[no-untyped-def]  # a tuple of the policy's own type, over any framework
+    # Any: a tuple of the policy's own type, over the values of any framework.
+    def next_state(self, state: Any, seen: Observed, where: Where) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,17 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+try:
+    import jax as _jax  # noqa: F401  # a better message if it is missing
+except ModuleNotFoundError as error:
+    if error.name != "jax":
+        raise
+    raise ModuleNotFoundError(
+        "gradscale.jax needs JAX, which is not installed. Run "
+        "pip install 'gradscale[jax]'.",
+        name="jax",
+    ) from error
+
 from gradscale.jax.culprits import culprits
 from gradscale.jax.differentiation import scaled_value_and_grad, value_and_grad
 from gradscale.jax.last_step import Counts, LastStep
@@ -76,7 +87,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "optax":
             raise
-        raise ImportError(
+        raise ModuleNotFoundError(
             f"gradscale.jax.{name} wraps optimizers of optax, which is not installed. "
-            "Run pip install optax."
+            "Run pip install 'gradscale[jax]'.",
+            name="optax",
         ) from error

@@ -1,21 +1,35 @@
 """Gradient accumulation that recovers from an overflow."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from gradscale.errors import ConfigError
+
 
 class MultiSteps(optax.MultiSteps):
     """`optax.MultiSteps` around `loss_scaled`: one decision for several micro-batches.
 
     Optax clears its accumulator by multiplying it with 0, so that one inf stays in it
-    as NaN and every later step is skipped. This class sets it to zeros. All else is
-    unchanged: arguments, state, `has_updated`.
+    as NaN and every later step is skipped. This class sets it to zeros. State and
+    `has_updated` are unchanged.
 
     The scale moves once in `every_k_schedule` micro-batches, which are all multiplied
     by the same scale.
+
+    Args:
+        opt: What `loss_scaled` returned, or a chain around it.
+        every_k_schedule, use_grad_mean, **options: As in optax.
+        should_skip_update_fn: Must be None. A micro-batch that optax skips never
+            reaches `loss_scaled`: with `optax.skip_not_finite` a scale that is too high
+            is never lowered, and `optax.skip_large_updates` compares the norm of scaled
+            gradients.
+
+    Raises:
+        ConfigError: `should_skip_update_fn` was given.
 
     >>> from gradscale import DynamicScale
     >>> from gradscale.jax import loss_scaled
@@ -32,6 +46,26 @@ class MultiSteps(optax.MultiSteps):
     0.0
     -1.0
     """
+
+    def __init__(
+        self,
+        opt: optax.GradientTransformation,
+        every_k_schedule: int | Callable[[Any], Any],
+        use_grad_mean: bool = True,
+        should_skip_update_fn: None = None,
+        **options: Any,
+    ) -> None:
+        if should_skip_update_fn is not None:
+            name = getattr(should_skip_update_fn, "__name__", should_skip_update_fn)
+            raise ConfigError(
+                f"should_skip_update_fn={name} was given. A micro-batch that it skips "
+                "never reaches loss_scaled, so a scale that is too high is never "
+                "lowered and no step is taken. Leave it out: loss_scaled skips the "
+                "step. To leave out single micro-batches, put optax.MultiSteps inside "
+                "loss_scaled.",
+                code="GS101",
+            )
+        super().__init__(opt, every_k_schedule, use_grad_mean, **options)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any

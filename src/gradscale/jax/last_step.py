@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradscale.core.records import StepRecord, Verdict, classify
-from gradscale.errors import StateError
+from gradscale.errors import OrderError, StateError
 
 
 class LastStep(NamedTuple):
@@ -47,8 +47,17 @@ class LastStep(NamedTuple):
         """All facts of the step on the host. Waits for the device.
 
         Raises:
+            OrderError: Called inside `jit`.
             StateError: These are the facts of several members of an ensemble.
         """
+        if isinstance(self.step, jax.core.Tracer):
+            raise OrderError(
+                "The verdict or the record of a step was read inside jit. The values "
+                "are not known while the step is traced. Return last(opt_state) from "
+                "the compiled step and read its verdict on the host; inside jit, use "
+                "its arrays, such as last(opt_state).applied.",
+                code="GS102",
+            )
         self.check_single()
         facts = jax.device_get(self._asdict())
         del facts["peaks"]
@@ -57,7 +66,7 @@ class LastStep(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict on the step's facts. Waits for the device."""
+        """The verdict on the step's facts. Waits for the device; not inside `jit`."""
         return classify(self.record)
 
     def check_single(self) -> None:

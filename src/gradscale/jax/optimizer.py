@@ -16,7 +16,7 @@ from gradscale.jax.grad_tree import Mask, gradients_in, same_places, wide
 from gradscale.jax.last_step import Counts, LastStep, packed
 from gradscale.jax.reading import read
 from gradscale.jax.scaling import multiplied, select, update
-from gradscale.jax.state import LossScaledState, first_state
+from gradscale.jax.state import LossScaledState, check_policy, first_state
 
 # The smallest normal f32: XLA flushes subnormals to zero on the CPU.
 SMALLEST = 2.0**-126
@@ -62,7 +62,8 @@ def loss_scaled(
         scale that is too high.
 
     Raises:
-        ConfigError: `max_norm` is not a positive number.
+        ConfigError: `policy` is not a policy that JAX can use, or `max_norm` is not a
+            positive number.
 
     >>> from gradscale import DynamicScale
     >>> from gradscale.jax import current_scale, last, scaled_value_and_grad
@@ -77,6 +78,7 @@ def loss_scaled(
     >>> bool(last(state).applied), int(state.applied_steps)
     (True, 1)
     """
+    check_policy(policy)
     _check(max_norm)
     inner = optax.with_extra_args_support(inner)
 

@@ -225,12 +225,37 @@ def init(policy: Policy) -> Any:
     """Return a policy's first state as strongly typed arrays: f32[] and i32[].
 
     Raises:
-        ConfigError: The policy allows a scale whose inverse XLA flushes to zero.
+        ConfigError: It is not a policy, or allows a scale whose inverse XLA flushes to
+            zero.
 
     >>> from gradscale import DynamicScale
     >>> init(DynamicScale()).scale.dtype.name
     'float32'
     """
+    check_policy(policy)
+    first = policy.init_state()
+    return type(first)(
+        *(
+            jnp.array(value, jnp.float32 if isinstance(value, float) else jnp.int32)
+            for value in first
+        )
+    )
+
+
+def check_policy(policy: Any) -> None:
+    """Raise for a policy that JAX cannot use.
+
+    Raises:
+        ConfigError: It is not a policy, or allows a scale whose inverse XLA flushes to
+            zero.
+    """
+    if isinstance(policy, type) or not isinstance(policy, Policy):
+        raise ConfigError(
+            f"policy={policy!r} is a {type(policy).__name__}. Loss scaling needs "
+            "settings and a rule. Pass DynamicScale(), StaticScale(scale=...) or "
+            "NoScale().",
+            code="GS101",
+        )
     if policy.max_scale > HIGHEST_SCALE:
         raise ConfigError(
             f"max_scale={policy.max_scale:g} is above {HIGHEST_SCALE:g}, which is "
@@ -239,10 +264,3 @@ def init(policy: Policy) -> Any:
             "max_scale, or a lower scale to StaticScale.",
             code="GS101",
         )
-    first = policy.init_state()
-    return type(first)(
-        *(
-            jnp.array(value, jnp.float32 if isinstance(value, float) else jnp.int32)
-            for value in first
-        )
-    )

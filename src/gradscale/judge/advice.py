@@ -184,9 +184,14 @@ LOCATION = (
         "in float32: torch.autocast(device, enabled=False).",
     ),
 )
+# The judge does not know the framework: what is not common to all is named for each.
+FLOAT32 = (
+    "in float32 (PyTorch: torch.autocast(device, enabled=False); JAX: "
+    "Precision(..., keep=...))."
+)
 IN_FLOAT32 = Advice(
     lambda seen: named(seen) and not (widespread(seen) or located(seen)),
-    "Run the module of {culprit} in float32: torch.autocast(device, enabled=False).",
+    f"Run the module of {{culprit}} {FLOAT32}",
 )
 NEAR_LOSS = Advice(
     lambda seen: everywhere(seen) and not located(seen),
@@ -195,8 +200,9 @@ NEAR_LOSS = Advice(
 )
 FIND_TENSORS = Advice(
     lambda seen: not (named(seen) or located(seen)),
-    "Find the tensors: gradscale run names them, and so does scaler.last.culprits of "
-    "gradscale.torch.GradScaler at the next skip.",
+    "Find the tensors at the next skip (PyTorch: gradscale run, or "
+    "scaler.last.culprits; JAX: params= of the recorder, or "
+    "culprits(last(opt_state), params)).",
 )
 # A finite loss and non-finite gradients.
 _BACKWARD = (
@@ -206,7 +212,7 @@ _BACKWARD = (
     Advice(
         lambda seen: _unlocated(seen) and local(seen),
         "The problem is local, {culprits} of {tensors} tensors, first {culprit}: run "
-        "its module in float32: torch.autocast(device, enabled=False).",
+        f"its module {FLOAT32}",
     ),
     Advice(
         lambda seen: _unlocated(seen) and not local(seen) and IN_FLOAT32.when(seen),
@@ -263,9 +269,8 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
                 and not grown(seen)
             ),
             "The scale is stable, so single batches are the cause: a larger "
-            "growth_interval raises it less often, and "
-            "policy=DynamicScale(tolerance=0.01) of gradscale.torch.GradScaler does "
-            "not lower it for rare outliers.",
+            "growth_interval raises it less often, and gradscale's policy "
+            "DynamicScale(tolerance=0.01) does not lower it for rare outliers.",
         ),
         PERHAPS_DIVERGED,
     ),
@@ -310,16 +315,16 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
         ),
         Advice(
             lambda seen: seen["applied"] > 0,
-            "Gradients were finite and {applied} of {steps} steps were applied: the "
-            "run learns, but logs, schedules and early stopping that use the loss get "
-            "a meaningless number.",
+            "Gradients were finite and {applied} of {steps} steps were applied. "
+            "Compute the loss in float32 and compare it with the one before step "
+            "{since}: if it rose, load a checkpoint from before that step. Logs, "
+            "schedules and early stopping that use the loss get a meaningless number.",
         ),
         Advice(
             lambda seen: seen["scale"] != seen["scale_from"] and not seen["applied"],
             "The scale fell from {scale_from} to {scale} without effect: skip batches "
-            "with a non-finite loss before scaler.scale(loss), or use "
-            'gradscale.torch.GradScaler(guard="raise"), which holds the scale and '
-            "stops a hopeless run.",
+            'with a non-finite loss before backward. GradScaler(guard="raise") of '
+            "gradscale's PyTorch scaler holds the scale and stops a hopeless run.",
         ),
         PERHAPS_DIVERGED,
     ),
@@ -337,8 +342,8 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
         Advice(
             lambda seen: seen["steps"] >= seen["of"],
             "None of the last {of} steps was applied: lower the scale from {scale} by "
-            "2^8, or let the scaler find it: GradScaler(init_scale=2.0**16, "
-            "growth_interval=2000), without setting the scale afterwards.",
+            "2^8, or let the scaler find it: init_scale=2.0**16, "
+            "growth_interval=2000, without setting the scale afterwards.",
         ),
         Advice(
             lambda seen: seen["steps"] < seen["of"],
@@ -352,9 +357,18 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
         PERHAPS_DIVERGED,
     ),
     "GS206": (
-        Advice(always, "Compute the loss in float32: scaler.scale(loss.float())."),
         Advice(
-            lambda seen: "fits" in seen,
+            lambda seen: not seen.get("above_float32"),
+            "Compute the loss in float32: scaler.scale(loss.float()).",
+        ),
+        Advice(
+            lambda seen: bool(seen.get("above_float32")),
+            "Loss times scale is above 3.4e38, the largest float32: a loss of "
+            "{loss:.4g} allows a scale of {fits}. Set max_scale to it or lower, or "
+            "return a smaller loss, such as a mean instead of a sum.",
+        ),
+        Advice(
+            lambda seen: "fits" in seen and not seen.get("above_float32"),
             "In float16, a loss of {loss:.4g} limits the scale to {fits}, although the "
             "gradients may allow more.",
         ),
@@ -382,6 +396,13 @@ ADVICE: dict[str, tuple[Advice, ...]] = {
     ),
     "GS208": _BACKWARD,
     "GS209": (
+        Advice(
+            lambda seen: bool(seen.get("perhaps_unscaled")),
+            "Check that the loss was multiplied by the scale before the gradients were "
+            "computed (PyTorch: scaler.scale(loss).backward(); JAX: "
+            "scaled_value_and_grad instead of jax.grad): otherwise they are {scale} "
+            "times too small.",
+        ),
         Advice(
             lambda seen: seen.get("headroom_bits", 0.0) >= 4.0,
             "There are {headroom_bits:.0f} bits of headroom: raise the scale from "

@@ -13,6 +13,11 @@ from gradscale.judge.verdict_table import BY_CODE
 
 # Bits of margin above the largest gradient in advice to raise the scale.
 SPARE_BITS = 2
+# log2 of the first power of two that is not a float32.
+FLOAT32_TOP = 128.0
+# A gradient below the normal float16 range at such a scale is below 2^-22 without it:
+# more likely, the loss was not scaled.
+PERHAPS_UNSCALED = 2.0**8
 
 
 class Context(NamedTuple):
@@ -158,8 +163,10 @@ def loss_overflow(context: Context, times: int) -> Finding:
     seen: dict[str, Any] = {"scale": power(record.scale), "times": times}
     if record.loss is not None and math.isfinite(record.loss) and record.loss != 0.0:
         seen["loss"] = record.loss
-        most = math.floor(TOP - exponent(abs(record.loss)))
-        seen["fits"] = power(2.0**most)
+        size = exponent(abs(record.loss))
+        seen["above_float32"] = size + exponent(record.scale) >= FLOAT32_TOP
+        top = FLOAT32_TOP if seen["above_float32"] else TOP
+        seen["fits"] = power(2.0 ** math.floor(top - size))
     what = f"the loss is finite and overflows its dtype when scaled by {seen['scale']}"
     cost = "1 batch lost; the loss keeps S lower than the gradients need"
     return _finding("GS206", context, record.step, what, cost, seen)
@@ -220,6 +227,8 @@ def underflow(context: Context) -> Finding:
         seen["lost"] = record.lost
         share = f"about {100.0 * record.lost:.0f} % of the gradient elements"
         what = f"{share} are too small for float16 at S = {scale}"
+    elif record.scale >= PERHAPS_UNSCALED:
+        seen["perhaps_unscaled"] = True
     if 0.0 < record.amax < math.inf:
         headroom = TOP - exponent(record.amax)
         seen["amax"] = record.amax

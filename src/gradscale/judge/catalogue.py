@@ -69,7 +69,8 @@ CATALOGUE = (
 scaler.scale(loss_of(batch)).backward()
 scaler.step(optimizer)
 scaler.update()
-print(scaler.last.verdict)  # ok
+if scaler.last:
+    print(scaler.last.verdict)  # ok
 """,
         advice=("Nothing to do.",),
     ),
@@ -130,7 +131,8 @@ for batch in batches:
     scaler.scale(loss_of(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
-    print(scaler.last.verdict)  # calibrating, calibrating, ..., ok
+    if scaler.last:
+        print(scaler.last.verdict)  # calibrating, calibrating, ..., ok
 """,
         instead="""\
 scaler = GradScaler("cuda", init_scale=2.0**10)
@@ -168,7 +170,8 @@ for batch in batches:
     scaler.scale(loss_of(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
-    print(scaler.last.verdict)  # ok, ok, ..., probing
+    if scaler.last:
+        print(scaler.last.verdict)  # ok, ok, ..., probing
 """,
         advice=(
             "Nothing to do.",
@@ -599,11 +602,12 @@ for batch in (batch, batch, 100.0 * batch):
     scaler.scale(loss_of(batch)).backward()
     scaler.step(optimizer)
     scaler.update()
-print(scaler.last.verdict, scaler.last.culprits)  # overflow
+if scaler.last:
+    print(scaler.last.verdict, scaler.last.culprits)  # overflow
 """,
         advice=(
             "One skip now and then: nothing to do. Step schedulers only after applied "
-            "steps: if scaler.last.applied: scheduler.step().",
+            "steps: if scaler.last and scaler.last.applied: scheduler.step().",
             "Many skips from rare outliers, as in reinforcement learning: pass "
             "policy=DynamicScale(tolerance=0.01), and one overflow in a hundred steps "
             "no longer lowers the scale.",
@@ -662,7 +666,8 @@ for batch in batches:
         why=(
             "The scale is not the cause and no scale can fix it. A skipped step leaves "
             "the weights unchanged, but the forward pass has run: BatchNorm statistics "
-            "may be contaminated."
+            "may be contaminated. A step with finite gradients is applied, as in "
+            "torch, and may damage the weights: scaler.last.applied shows it."
         ),
         example="""\
 with torch.autocast("cuda", torch.float16):
@@ -760,9 +765,10 @@ for batch in batches:
         summary="The loss was finite and overflowed its dtype when it was scaled",
         meaning=(
             "The loss is float16, and loss times scale is above 65504: a loss of 3.5 "
-            "fits at 2^14 and not at 2^15. The product is infinite before backward "
-            "begins, and so is every gradient. The step is skipped and the scale backs "
-            "off."
+            "fits at 2^14 and not at 2^15. Or the loss is float32 and the product is "
+            "above 3.4e38, at a very high scale. The product is infinite before "
+            "backward begins, and so is every gradient. The step is skipped and the "
+            "scale backs off."
         ),
         why=(
             "The loss, a single number, limits the scale although the gradients would "
@@ -781,7 +787,10 @@ scaler.step(optimizer)
 scaler.update()
 """,
         advice=(
-            "Compute the loss in float32: scaler.scale(loss.float()).",
+            "A float16 loss: compute it in float32, scaler.scale(loss.float()).",
+            "A float32 loss: pass a lower max_scale, "
+            "policy=DynamicScale(max_scale=2.0**24), or return a mean instead of a "
+            "sum.",
             "Inside torch.autocast most PyTorch losses return float32; look for a "
             "half() or to(torch.float16) after them.",
         ),

@@ -1,5 +1,16 @@
 """Loss scaling for PyTorch: a drop-in for `torch.amp.GradScaler`."""
 
+try:
+    import torch as _torch  # noqa: F401  # a better message if it is missing
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "gradscale.torch needs PyTorch, which is not installed. Run "
+        "pip install 'gradscale[torch]'.",
+        name="torch",
+    ) from error
+
 from gradscale.torch.attach.watch import watch
 from gradscale.torch.monitor.recorder import Recorder
 from gradscale.torch.scaler import GradScaler

@@ -137,9 +137,10 @@ def collapsed(
         f"The scale has fallen to its floor of {policy.min_scale:g} and the gradients "
         f"were still not finite, {record.floor_steps} steps in a row; the loss was "
         f"{loss}.{listed} A lower scale cannot help, so the cause is not the scale: "
-        "a loss, an input or a weight that is not finite. Every bad step was skipped "
-        "and the weights are as the last good step left them. Look at scaler.last, "
-        "check the batch and the loss, and go on from here or from a checkpoint.",
+        "a loss, an input or a weight that is not finite. Every step with non-finite "
+        "gradients was skipped: the weights are those of the last applied step. Check "
+        "the batch, the loss and the weights, and continue from here, or from a "
+        "checkpoint if the weights are not finite or the loss rose before.",
         code="GS202",
     )
 

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path as FilePath
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
@@ -221,6 +221,18 @@ class GradScaler(torch.amp.GradScaler):
 
         recorder.bind(policy=self._policy, names=names, process=process_here)
         return recorder
+
+    @overload
+    def scale(self, outputs: Tensor) -> Tensor: ...
+
+    @overload
+    def scale(self, outputs: list[Tensor]) -> list[Tensor]: ...
+
+    @overload
+    def scale(self, outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]: ...
+
+    @overload
+    def scale(self, outputs: Iterable[Tensor]) -> Iterable[Tensor]: ...
 
     def scale(self, outputs: Any) -> Any:
         """Return the outputs times the scale. No host sync.
