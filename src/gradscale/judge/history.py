@@ -75,6 +75,7 @@ class History:
         steps: Steps with gradients.
         first_step: The first of them.
         first_scale: Its scale.
+        fits: The first of them was finite: the initial scale needs no calibration.
         settled: Calibration is over.
         settling: Steps since the first finite one, until settled.
         early_skips: Steps skipped during calibration.
@@ -104,6 +105,7 @@ class History:
     steps: int = 0
     first_step: int = 0
     first_scale: float = 0.0
+    fits: bool = False
     settled: bool = False
     settling: int = 0
     early_skips: int = 0
@@ -152,6 +154,7 @@ class History:
         else:
             self.bad.length = 0
             self.finite += 1
+            self.fits = self.fits or self.steps == 1
             self.good_scale = record.scale
             if self.finite >= SETTLED_AFTER:
                 self.healthy_at = record.step
@@ -167,7 +170,8 @@ class History:
                 self.lost.length = 0
         if not self.settled:
             self.settling += record.calibrated
-            self.early_skips += record.loss_finite and not record.finite
+            skipped = record.loss_finite and not record.finite
+            self.early_skips += skipped and not self.fits
             late = self.settling >= SETTLING
             self.settled = late or self.finite >= SETTLED_AFTER
 

@@ -1,0 +1,42 @@
+"""Unusual scripts behave under `gradscale run` as under python."""
+
+import pytest
+
+from tests.cli.odd_scripts import (
+    SCRIPTS,
+    Ended,
+    Launcher,
+    compare_alone,
+    compare_forked,
+    differences,
+)
+
+FORKED = [n for n, odd in SCRIPTS.items() if odd.torch and not odd.own_process]
+WITHOUT_TORCH = [n for n, odd in SCRIPTS.items() if not odd.torch]
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_a_script_without_torch_is_the_same(name, tmp_path):
+    assert compare_alone(name, tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory):
+    parent = tmp_path_factory.mktemp("launchers")
+    both = [Launcher(parent, recorded=recorded) for recorded in (False, True)]
+    yield both
+    for launcher in both:
+        launcher.close()
+
+
+@pytest.mark.parametrize("name", FORKED)
+def test_a_script_that_trains_is_the_same_and_recorded(name, tmp_path, launchers):
+    assert compare_forked(name, tmp_path, *launchers) == []
+
+
+@pytest.mark.parametrize("field", Ended._fields)
+def test_a_difference_is_found(field):
+    end = Ended(0, "", "")
+    other = end._replace(**{field: 1 if field == "code" else "other"})
+    [found] = differences(SCRIPTS["exit_none"], end, other, [])
+    assert found.startswith(f"{field}: ")
