@@ -173,14 +173,14 @@ def prepare(path: Path, meta: dict[str, Any], resume: bool) -> Continued | None:
         if path.exists():
             if not resume:
                 raise _taken(path)
-            return _continue(path, about(meta))
-        _create(path, about(meta))
+            return _continue(path, about(path, meta))
+        _create(path, about(path, meta))
         return None
     except (OSError, sqlite3.Error) as error:
         raise _not_writable(path, error) from error
 
 
-def about(meta: dict[str, Any]) -> dict[str, Any]:
+def about(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     """Return the `meta` entries of every run, and those given."""
     return {
         "schema": SCHEMA,
@@ -194,6 +194,7 @@ def about(meta: dict[str, Any]) -> dict[str, Any]:
             if name in sys.modules
         },
         "command": list(sys.argv),
+        "path": str(path.resolve()),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "process_start": start_of(os.getpid()),
@@ -294,7 +295,7 @@ def _continue(path: Path, meta: dict[str, Any]) -> Continued:
     try:
         refuse_foreign(connection, path)
         old = read_meta(connection)
-        if _is_open(old):
+        if _is_open(path, old):
             raise _in_use(path, old["pid"])
         [(last,)] = connection.execute("SELECT max(step) FROM steps").fetchall()
         # The first start is kept; all other entries are replaced.
@@ -307,12 +308,17 @@ def _continue(path: Path, meta: dict[str, Any]) -> Continued:
     return Continued(last or 0, old.get("end", {}))
 
 
-def _is_open(meta: dict[str, Any]) -> bool:
-    """Return whether a process of this host still writes the file with this meta."""
+def _is_open(path: Path, meta: dict[str, Any]) -> bool:
+    """Return whether a process of this host still writes the file with this meta.
+
+    A copy of a file that is being written has another path.
+    """
     running = meta.get("end", {}).get("state") == "running"
+    known = ("path", str(path.resolve())), ("host", socket.gethostname())
     started, pid = meta.get("process_start"), meta.get("pid")
-    here = meta.get("host") == socket.gethostname() and isinstance(pid, int)
-    return running and here and started is not None and start_of(pid) == started
+    if not running or any(meta.get(key) != value for key, value in known):
+        return False
+    return started is not None and start_of(pid or 0) == started
 
 
 def _not_writable(path: Path, error: Exception) -> StateError:

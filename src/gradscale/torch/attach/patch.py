@@ -17,16 +17,17 @@ from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gradscale.core.checkpoint import AnyPolicy, torch_settings
 from gradscale.core.policies import DynamicScale
 from gradscale.errors import ConfigError, GradscaleError, GradscaleWarning
 from gradscale.recording.recorder import Recorder
+from gradscale.torch import messages
 from gradscale.torch.attach.watch import described, watch
 from gradscale.torch.checkpoint import SETTINGS, chosen
 from gradscale.torch.cpu.amp import GradScaler as CpuGradScaler
 from gradscale.torch.cuda.amp import GradScaler as CudaGradScaler
-from gradscale.torch.messages import WarnOnce
 from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.names import names_of
 from gradscale.torch.scaler import GradScaler
@@ -108,9 +109,9 @@ class Recorded(GradScaler):
             recorder.bind(made=self.session.note_file)
         return recorder
 
-    def _make_warnings(self) -> WarnOnce:
+    def _make_warnings(self) -> messages.WarnOnce:
         if not isinstance(self._record, Recorder):
-            return WarnOnce()
+            return messages.WarnOnce()
         # Warnings that torch would not print go into the file.
         return _RecordedWarnings(self._record, self.stands_for)
 
@@ -165,21 +166,30 @@ class Recorded(GradScaler):
         else:
             super().load_state_dict(state_dict)
 
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """End the step; raise as torch does if no gradient was read."""
+        states = self._per_optimizer_states.values()
+        read = any(state["found_inf_per_device"] for state in states)
+        waits = self._scale is not None and new_scale is None and not read
+        if waits and not issubclass(self.stands_for, GradScaler):
+            raise messages.nothing_to_update()
+        super().update(new_scale)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_policy" in state:
             super().__setstate__(state)
             return
         # A pickle or a copy of torch's own scaler, which stays one.
-        self.__class__ = self.stands_for
+        session, self.__class__ = self.session, self.stands_for
         self.__dict__.update(state)
-        _watch(self, self.session)
+        _watch(self, session)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle would resolve the name of this class to torch's own class.
         return _unpickled, (self.stands_for,), self.__getstate__()
 
 
-class _RecordedWarnings(WarnOnce):
+class _RecordedWarnings(messages.WarnOnce):
     """Writes warnings into the run file instead of issuing them."""
 
     def __init__(self, recorder: Recorder, stands_for: type) -> None:

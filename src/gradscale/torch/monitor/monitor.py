@@ -265,7 +265,8 @@ class Monitor:
         self, case: PendingEvidence, state_dict: Callable[[], dict[str, Any]] | None
     ) -> None:
         """Judge a step, record it, report the findings."""
-        order, suspect = self.module_hooks.backward_order, self._bad >= SUSPECT
+        order, record = self.module_hooks.backward_order, case.record
+        suspect = self._bad >= SUSPECT or record.floor_steps >= COLLAPSED_AFTER
         found = self._evidence.finish(case, order, suspect=suspect)
         judge, sample = self._run.judge, case.sample
         judge.tensors = max(judge.tensors, found.tensors)
