@@ -1,12 +1,12 @@
 """Scripts that end, move, fork, thread or configure in unusual ways.
 
 Each runs under `python` and under `gradscale run`: output, exit code and losses must be
-the same. The whole list, each script in a process of its own:
+the same. The whole list, of which the tests run a part:
 
-    python -m tests.cli.odd_scripts [NAME ...]
+    python -m tests.cli.odd_scripts [--alone] [NAME ...]
 
-The tests run the scripts without torch this way. Those with torch are forked from two
-processes that have imported it: this file is their script, see `_launch`.
+Scripts with torch are forked from two processes that have imported it: this file is
+their script, see `_launch`. With `--alone` each has a process of its own.
 """
 
 import json
@@ -863,15 +863,28 @@ def compare_forked(name, parent, alone, recorded):
     return differences(odd, *ends, sorted(records.glob("*.gs")))
 
 
-def main(names):
-    """Run scripts alone, print the result of each and return the exit code."""
+def main(names, *, alone):
+    """Run scripts, print the result of each and return the exit code.
+
+    Args:
+        names: Of the scripts; all if empty.
+        alone: Fork none.
+    """
     failed, began = 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as parent:
+    with tempfile.TemporaryDirectory() as folder:
+        parent = Path(folder)
+        both = [Launcher(parent, recorded=recorded) for recorded in (False, True)]
         for name in names or SCRIPTS:
-            found = compare_alone(name, Path(parent))
+            odd = SCRIPTS[name]
+            if alone or odd.own_process or not odd.torch:
+                found = compare_alone(name, parent)
+            else:
+                found = compare_forked(name, parent, *both)
             failed += bool(found)
             print(f"{'differs' if found else 'same':<8}{name}", *found, sep="\n    ")
             sys.stdout.flush()
+        for launcher in both:
+            launcher.close()
     seconds = time.monotonic() - began
     print(f"{len(names or SCRIPTS)} scripts, {failed} differ, {seconds:.0f} s")
     return failed > 0
@@ -883,4 +896,5 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["--launch"]:
         _launch()
     else:
-        sys.exit(main(sys.argv[1:]))
+        names = [name for name in sys.argv[1:] if name != "--alone"]
+        sys.exit(main(names, alone="--alone" in sys.argv))
