@@ -312,10 +312,10 @@ SCRIPTS = {
     "fork": Odd("""
             import os, sys
             child = os.fork()
-            print('in', child == 0, flush=True)
             if child:
                 print(os.waitpid(child, 0)[1])
             else:
+                print('in the child', flush=True)
                 sys.exit(9)
         """),
     "daemon_thread": Odd("""
