@@ -78,7 +78,8 @@ TORCH = {
     "cuda": {"compat"},
     "cpu": {"compat"},
     "attach": STEPS
-    | {"compat", "cpu", "cuda", "monitor", "scaler", "sharded", "underflow"},
+    | {"checkpoint", "compat", "cpu", "cuda", "monitor", "scaler", "sharded"}
+    | {"underflow"},
     "__init__": {"attach", "monitor", "scaler", "sharded"},
 }
 

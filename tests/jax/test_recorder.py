@@ -28,6 +28,7 @@ from gradscale import (
 from gradscale.cli import app
 from gradscale.jax import MultiSteps, Recorder, last, loss_scaled, record_step
 from gradscale.runfile import open_run
+from gradscale.sinks import CallableSink
 from gradscale.torch import GradScaler
 
 POLICY = DynamicScale(init_scale=8.0, growth_interval=4)
@@ -355,10 +356,38 @@ def test_tail_shows_the_end_of_a_run(sick):
 # --- errors ---------------------------------------------------------------------------
 
 
-def test_a_file_that_exists_is_refused_before_the_first_step(tmp_path):
+def test_a_folder_that_does_not_exist_is_refused_by_the_constructor(tmp_path):
+    with pytest.raises(StateError, match=r"none does not exist.*GS308"):
+        Recorder(tmp_path / "none" / "run.gs")
+
+
+def test_a_name_that_is_taken_gets_a_number(tmp_path):
     Recorder(tmp_path / "run.gs").close()
-    with pytest.raises(StateError, match="GS305"):
-        Recorder(tmp_path / "run.gs")
+    with Recorder(tmp_path / "run.gs", quiet=True) as recorder:
+        on_host(recorder, [FINE])
+    assert recorder.path == tmp_path / "run.2.gs"
+
+
+def test_a_resumed_run_that_goes_back_keeps_the_earlier_file(tmp_path):
+    for resume in (False, True):
+        with Recorder(tmp_path / "run.gs", resume=resume) as recorder:
+            on_host(recorder, [FINE] * (3 if resume else 5))
+    lengths = []
+    for name in ("run.gs", "run.2.gs"):
+        with open_run(tmp_path / name) as run:
+            lengths.append(run.last_step)
+    assert lengths == [3, 5]
+
+
+def test_a_sink_that_raises_does_not_stop_the_training(tmp_path, capsys):
+    def send(step, figures):
+        raise ConnectionError("no server")
+
+    path = tmp_path / "run.gs"
+    with Recorder(path, sinks=[CallableSink(send)], quiet=True) as recorder:
+        on_host(recorder, [FINE] * 3)
+    with open_run(path) as run:
+        assert run.last_step == 3
 
 
 def test_a_file_that_vanishes_does_not_stop_the_training(tmp_path):

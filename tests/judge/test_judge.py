@@ -74,6 +74,12 @@ def test_skips_before_the_run_has_settled_are_calibration():
     assert [v for v in seen if v is not Verdict.OK] == [Verdict.CALIBRATING] * 2
 
 
+def test_an_overflow_after_a_start_without_one_is_not_calibration():
+    spoilt = list(dynamic([*[17.0] * 4, -math.inf, *[17.0] * 30], init=16))
+    assert findings_of(spoilt) == []
+    assert verdicts_of(spoilt)[4] is Verdict.OVERFLOW
+
+
 def test_a_run_that_never_settles_is_not_calibrating_for_ever():
     flags = [GOOD, GOOD._replace(scale=2.0**15), BAD] * 60
     seen = verdicts_of(

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gradscale import HopelessRun, StateError, StepRecord
+from gradscale import StepRecord, __version__
 from gradscale.judge.judge import Judge
 from gradscale.recording import recorded_run
 from gradscale.recording.process import Process
@@ -101,33 +101,40 @@ def test_a_finding_reported_elsewhere_is_recorded_and_not_printed(tmp_path, caps
 
 def test_a_hopeless_run_is_stopped_with_a_bundle_if_guarded(tmp_path):
     run = RecordedRun(guard="raise", versions={"framework": "1.0"})
-    with pytest.raises(HopelessRun, match="GS203"):
-        lost(run, 60, state=lambda: {"scale": 1024.0})
+    lost(run, 60, state=lambda: {"scale": 1024.0})
+    assert "GS203" in str(run.hopeless)
     [folder] = tmp_path.glob("gradscale-bundle-*")
     steps = json.loads((folder / "steps.json").read_text())
-    assert [step["step"] for step in steps] == list(range(1, len(run.records) + 1))
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
     assert json.loads((folder / "scaler.json").read_text()) == {"scale": 1024.0}
-    assert json.loads((folder / "versions.json").read_text())["framework"] == "1.0"
+    versions = json.loads((folder / "versions.json").read_text())
+    assert (versions["framework"], versions["gradscale"]) == ("1.0", __version__)
+    assert json.loads((folder / "manifest.json").read_text())["run file"] == "none"
 
 
 def test_a_bundle_is_put_beside_the_run_file(tmp_path):
     (tmp_path / "runs").mkdir()
     recorder = Recorder(tmp_path / "runs" / "run.gs")
     run = RecordedRun(recorder=recorder, guard="raise")
-    with pytest.raises(HopelessRun, match="bundle"):
-        lost(run, 60, state=dict)
+    lost(run, 60, state=dict)
     run.close()
-    assert list((tmp_path / "runs").glob("gradscale-bundle-*"))
+    assert "bundle" in str(run.hopeless)
+    [folder] = (tmp_path / "runs").glob("gradscale-bundle-*")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["run file"] == str(tmp_path / "runs" / "run.gs")
 
 
 def test_a_run_without_a_state_is_not_stopped(capsys):
-    lost(RecordedRun(guard="raise"), 60)
+    run = RecordedRun(guard="raise")
+    lost(run, 60)
+    assert run.hopeless is None
     assert "GS203" in capsys.readouterr().err
 
 
 def test_a_finding_raised_elsewhere_stops_nothing(tmp_path, capsys):
     run = RecordedRun(guard="raise", raised_elsewhere=["GS203"])
     lost(run, 60, state=dict)
+    assert run.hopeless is None
     # Its bundle is written all the same, for the error that is raised elsewhere.
     assert list(tmp_path.glob("gradscale-bundle-*"))
     assert "bundle" in capsys.readouterr().err
@@ -142,15 +149,11 @@ def test_a_bundle_holds_the_last_fifty_steps(tmp_path):
     assert [step["step"] for step in steps] == list(range(31, 81))
 
 
-def test_a_file_that_cannot_be_made_is_refused_before_the_first_step(tmp_path):
-    run = RecordedRun(recorder=Recorder(tmp_path / "none" / "run.gs"))
-    with pytest.raises(StateError, match="GS308"):
-        run.begin()
-
-
 def test_a_file_that_cannot_be_made_does_not_stop_a_step(tmp_path, capsys):
     sink = Seen()
-    recorder = Recorder(tmp_path / "none" / "run.gs")
+    (tmp_path / "gone").mkdir()
+    recorder = Recorder(tmp_path / "gone" / "run.gs")
+    (tmp_path / "gone").rmdir()
     run = RecordedRun(recorder=recorder, sinks=[sink])
     for step in (1, 2, 3):
         run.record_step(healthy(step))

@@ -523,3 +523,37 @@ def test_an_entry_without_a_state_is_passed_over(weight):
 @pytest.mark.parametrize("state", [None, [], {"step": 3}], ids=repr)
 def test_an_optimizer_without_a_state_of_its_parameters_has_no_steps(state):
     assert not has_steps(type("Other", (), {"state": state})())
+
+
+def test_a_late_backward_is_reported_at_its_line_with_the_models_names():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
+    optimizer, scaler = SGD(model.parameters(), lr=1.0), GradScaler("cpu")
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.warns(
+        GradscaleWarning, match=r"unscaled or clipped: 0\.weight\."
+    ) as at:
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    assert at[0].filename == __file__
+    line = linecache.getline(__file__, at[0].lineno)
+    assert line.strip().endswith(".sum()).backward()")
+
+
+def test_an_update_after_a_step_of_the_optimizer_itself_names_the_mistake():
+    scaler, param = GradScaler("cpu"), parameter(2)
+    optimizer = SGD([param], lr=1.0)
+    backward(scaler, param, 1.0)
+    optimizer.step()
+    with pytest.raises(AssertionError) as caught:
+        scaler.update()
+    text = "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "called optimizer.step() yourself" in text
+    assert "only after the step of the last micro-batch" in text
+
+
+def test_a_batch_is_diagnosed_at_the_initial_scale_before_the_first_step():
+    model = torch.nn.Linear(2, 1).half()
+    scaler = GradScaler("cpu", init_scale=2.0**14, model=model)
+    x = torch.full((1, 2), 100.0).half()
+    location = scaler.diagnose(lambda: model(x).sum())
+    assert (location.found, location.scale) == (True, 2.0**14)

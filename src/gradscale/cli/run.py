@@ -84,11 +84,15 @@ def run(
     """
     file = _target(out)
     command = _command_line(script, arguments or [], module)
-    with tempfile.TemporaryDirectory(prefix="gradscale-run-") as folder:
+    # Taken now: the script may remove it.
+    here = Path.cwd()
+    with tempfile.TemporaryDirectory(
+        prefix="gradscale-run-", ignore_cleanup_errors=True
+    ) as folder:
         notes = Path(folder) / "notes"
         notes.touch()
         code = _run(command, {**os.environ, **_environment(file, notes)})
-        recorded = _read(notes)
+        recorded = _read(notes, here)
     # stderr may be closed; the exit code must still be that of the script.
     with suppress(OSError):
         typer.echo(closing_line(recorded), err=True)
@@ -119,15 +123,18 @@ def closing_line(recorded: Recorded) -> str:
 that train in FP32 or BF16 need none; a JAX script is recorded by \
 gradscale.jax.Recorder.
     """
-    if recorded.files:
-        first, *more = recorded.files
+    files = [file for file in recorded.files if Path(file).exists()]
+    if files:
+        first, *more = files
         further = f" (and {len(more)} more, one file per scaler)" if more else ""
         return (
             f"gradscale: {_counts(first)} recorded in {first}{further}. "
             f"Next: gradscale report {shlex.quote(first)}"
         )
     if recorded.trouble:
-        return f"gradscale: nothing was recorded: {recorded.trouble}."
+        return f"gradscale: nothing was recorded: {recorded.trouble.rstrip('.')}."
+    if recorded.files:
+        return f"gradscale: the run file {recorded.files[0]} was deleted."
     if not recorded.made:
         return (
             "gradscale: nothing was recorded, because no PyTorch scaler was created. "
@@ -241,15 +248,26 @@ def _in_foreground() -> bool:
         os.close(terminal)
 
 
-def _read(notes: Path) -> Recorded:
-    lines = [json.loads(line) for line in notes.read_text().splitlines()]
+def _read(notes: Path, here: Path) -> Recorded:
+    """Read the notes; those of a script that removed its temporary files are empty.
+
+    Args:
+        notes: The file of notes.
+        here: The working directory.
+    """
+    lines = []
+    with suppress(OSError):
+        for text in notes.read_text(errors="replace").splitlines():
+            # The last line is cut off if the disk was full.
+            with suppress(ValueError):
+                lines.append(json.loads(text))
 
     def noted(key: str) -> Iterable[Any]:
         return (line[key] for line in lines if key in line)
 
     trouble = [*noted("failed"), *(_not_loaded(line) for line in lines)]
     return Recorded(
-        files=[_short(file) for file in noted("file")],
+        files=[file.removeprefix(f"{here}{os.sep}") for file in noted("file")],
         made=len(list(noted("made"))),
         enabled=sum(noted("enabled")),
         trouble=next((why for why in trouble if why), ""),
@@ -263,12 +281,6 @@ def _not_loaded(line: dict[str, Any]) -> str:
     if "No module named 'gradscale'" in line["unreached"]:
         return f"{why}. Install it for that Python: pip install gradscale"
     return f"{why}. The script ran without gradscale"
-
-
-def _short(file: str) -> str:
-    """Return the path relative to the working directory if it is inside."""
-    here = f"{Path.cwd()}{os.sep}"
-    return file.removeprefix(here)
 
 
 def _exit_like(code: int) -> None:

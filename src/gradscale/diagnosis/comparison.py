@@ -11,7 +11,7 @@ from gradscale.runfile import Run, StepRow
 
 # Metadata that differs between runs with equal settings.
 _OCCASION = {"start", "end", "pid", "resumed", "dropped", "details_dropped"}
-_OCCASION |= {"events_dropped", "parameters"}
+_OCCASION |= {"events_dropped", "parameters", "path", "process_start"}
 # In this order: causes before their consequences.
 COLUMNS = ("scale", "applied", "verdict", "loss", "norm", "amax")
 ABSENT = "–"

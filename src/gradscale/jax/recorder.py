@@ -48,6 +48,10 @@ class Recorder:
     `jax.distributed.initialize()`. Updates are identified by their number: an update
     passed twice, as between two updates of `MultiSteps`, is recorded once.
 
+    The file is created by the constructor. A name that is taken gets a number:
+    run.2.gs, run.3.gs and so on. A later failure of the file or of a sink is reported
+    once and never raised.
+
     >>> import optax, tempfile
     >>> from gradscale import DynamicScale
     >>> from gradscale.jax import last, loss_scaled
@@ -73,15 +77,16 @@ class Recorder:
         path: The run file; by convention it ends in .gs. None to write none.
         policy: The policy of `loss_scaled`, for the reports.
         sinks: Each receives every step; see `gradscale.sinks`.
-        resume: Continue an existing file.
+        resume: Continue an existing file. Nothing that is recorded is erased: if the
+            steps go back, new rows replace the repeated ones, and the file as it was is
+            kept under the next free number.
         quiet: Write findings and do not print them.
         meta: Further facts about the run for the file, JSON values.
         sample_every: The distance of the steps whose peaks are kept for each leaf.
 
     Raises:
-        StateError: The file exists and `resume` is False (GS305), cannot be continued
-            (GS306, GS307), or cannot be created (GS308). A later failure of the file
-            issues one warning, and the recording stops.
+        StateError: The folder does not exist or is not writable (GS308), or the file is
+            to be continued and cannot be (GS306, GS307).
 
     Attributes:
         path: The run file; None if this process writes none.

@@ -8,6 +8,9 @@ from gradscale.core.records import LOST_TOO_MUCH, StepRecord
 
 # Finite steps in a row after which a run has found its scale, or has recovered.
 SETTLED_AFTER = 10
+# Finite steps from the first one on after which the initial scale fits: a later
+# overflow is not calibration.
+FITS_AFTER = 3
 # Steps after the first finite one in which further overflows still count as
 # calibration: batches with larger gradients come one by one.
 SETTLING = 100
@@ -75,6 +78,7 @@ class History:
         steps: Steps with gradients.
         first_step: The first of them.
         first_scale: Its scale.
+        fits: The first ones were finite: the initial scale needs no calibration.
         settled: Calibration is over.
         settling: Steps since the first finite one, until settled.
         early_skips: Steps skipped during calibration.
@@ -104,6 +108,7 @@ class History:
     steps: int = 0
     first_step: int = 0
     first_scale: float = 0.0
+    fits: bool = False
     settled: bool = False
     settling: int = 0
     early_skips: int = 0
@@ -152,6 +157,7 @@ class History:
         else:
             self.bad.length = 0
             self.finite += 1
+            self.fits = self.fits or FITS_AFTER == self.steps == self.finite
             self.good_scale = record.scale
             if self.finite >= SETTLED_AFTER:
                 self.healthy_at = record.step
@@ -167,7 +173,8 @@ class History:
                 self.lost.length = 0
         if not self.settled:
             self.settling += record.calibrated
-            self.early_skips += record.loss_finite and not record.finite
+            skipped = record.loss_finite and not record.finite
+            self.early_skips += skipped and not self.fits
             late = self.settling >= SETTLING
             self.settled = late or self.finite >= SETTLED_AFTER
 

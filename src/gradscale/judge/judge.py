@@ -177,7 +177,8 @@ class Judge:
         """Refine the verdict on an overflow by the steps before it."""
         if is_genuine(self._history):
             return Verdict.GENUINE
-        return verdict if self._history.settled else Verdict.CALIBRATING
+        known = self._history.settled or self._history.fits
+        return verdict if known else Verdict.CALIBRATING
 
     def _context(self, record: StepRecord) -> Context:
         return Context(record, self._history, self._trend, self.tensors)

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ def write_bundle(
     state: Mapping[str, Any],
     versions: Mapping[str, str],
     save_batch: Callable[[Path], None] | None = None,
+    run_file: Path | None = None,
 ) -> Path:
     """Write the facts of a run's last steps into a new folder; return the folder.
 
@@ -33,16 +35,23 @@ def write_bundle(
         state: The scaler's `state_dict()`.
         versions: Versions of the framework, for `versions.json`.
         save_batch: Writes the batch to a given file; None to leave it out.
+        run_file: The record of the whole run, named in the manifest; None if there is
+            none.
     """
     files: dict[str, Any] = {
         "steps.json": [record._asdict() for record in records],
         "scaler.json": dict(state),
-        "versions.json": {**versions, "python": platform.python_version()},
+        "versions.json": {
+            "gradscale": sys.modules["gradscale"].__version__,
+            **versions,
+            "python": platform.python_version(),
+        },
     }
     about = {
         "steps.json": "the facts of the last steps",
         "scaler.json": "the scaler's state_dict()",
-        "versions.json": "versions of Python and the framework",
+        "versions.json": "versions of gradscale, Python and the framework",
+        "run file": "none" if run_file is None else str(run_file),
     }
     if finding is not None:
         files["finding.json"] = {**finding.as_dict(), "text": finding.text()}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from gradscale.core.records import StepRecord
-from gradscale.errors import HopelessRun, StateError
+from gradscale.errors import HopelessRun
 from gradscale.judge.findings import Finding
 from gradscale.judge.judge import Judge, Judgement
 from gradscale.recording.bundle import write_bundle
@@ -22,7 +22,11 @@ BUNDLES = Path()
 
 
 class Sink(Protocol):
-    """Receives every judged step; see `gradscale.sinks`."""
+    """Receives every judged step; see `gradscale.sinks`.
+
+    The findings of a run are not reported on the console if one of its sinks has a
+    true attribute `logs_findings`.
+    """
 
     def see(self, record: StepRecord, judgement: Judgement) -> None:
         """Receive one step."""
@@ -46,7 +50,7 @@ class RecordedRun:
     Args:
         recorder: Writes the run file; None to write none.
         sinks: Each receives every record and its judgement, in this order.
-        guard: "raise" raises HopelessRun when no scale can help; "report" never does.
+        guard: "raise" sets `hopeless` when no scale can help; "report" never does.
         quiet: Findings are recorded and not printed; so it is if the recorder is quiet.
         process: Returns the rank of this process; only rank 0 prints and writes
             bundles. Called when there is something to print.
@@ -57,7 +61,9 @@ class RecordedRun:
 
     Attributes:
         judge: Judges the steps.
-        recorder: As given; None once its file could not be created.
+        recorder: As given.
+        hopeless: The error for a run that no scale can help, once it is found and
+            `guard` is "raise". The caller raises it once all its steps are recorded.
         records: The last steps, for a bundle.
     """
 
@@ -84,6 +90,7 @@ class RecordedRun:
         self._reported_elsewhere = frozenset(reported_elsewhere)
         self._raised_elsewhere = frozenset(raised_elsewhere)
         self._last_finding: Finding | None = None
+        self.hopeless: HopelessRun | None = None
 
     @property
     def observed(self) -> bool:
@@ -91,11 +98,7 @@ class RecordedRun:
         return self.recorder is not None or bool(self._sinks)
 
     def begin(self) -> None:
-        """Create the run file, if this process writes one.
-
-        Raises:
-            StateError: It exists already or cannot be created.
-        """
+        """Create the run file now, if this process writes one."""
         if self.recorder is not None:
             self.recorder.begin()
 
@@ -110,8 +113,8 @@ class RecordedRun:
     ) -> Judgement:
         """Judge one step, record it and report its findings. Never waits for the disk.
 
-        An error of the run file stops the recording and is reported once; it is not
-        raised. Call `begin` first to have it raised.
+        An error of the run file stops the recording, an error of a sink drops the
+        sink; both are reported once and not raised.
 
         Args:
             record: The step's facts. Steps come in order.
@@ -121,16 +124,13 @@ class RecordedRun:
             sample: The counts of the underflow meter by tensor, likewise.
             state: Returns the scaler's state, for the bundle of a run that is stopped;
                 None to stop nothing.
-
-        Raises:
-            HopelessRun: No scale can help, `guard` is "raise" and `state` is given.
         """
         judgement = self.judge.see(record, culprits)
         self.records.append(record)
         if self.recorder is not None:
             self._write(self.recorder, record, judgement, culprits, peaks, sample)
-        for sink in self._sinks:
-            sink.see(record, judgement)
+        for sink in list(self._sinks):
+            self._pass_on(sink, record, judgement)
         for finding in judgement.findings:
             self._report_finding(finding, state)
         return judgement
@@ -142,8 +142,9 @@ class RecordedRun:
             text: May have several lines.
             normal: It reports no problem.
         """
-        if not self._quiet:
-            say(text, self.recorder, rank=self._process().rank, normal=normal)
+        quiet = self._quiet or (self.recorder is not None and self.recorder.quiet)
+        if not quiet:
+            say(text, rank=self._process().rank, normal=normal)
 
     def write_bundle(
         self,
@@ -158,9 +159,14 @@ class RecordedRun:
             state: The scaler's state.
             save_batch: Writes the batch to a given file; None to leave it out.
         """
-        records, versions = list(self.records), self._versions
         return write_bundle(
-            parent, self._last_finding, records, state, versions, save_batch
+            parent,
+            self._last_finding,
+            list(self.records),
+            state,
+            self._versions,
+            save_batch,
+            run_file=None if self.recorder is None else self.recorder.path,
         )
 
     def close(self, end: str = "closed", **facts: object) -> None:
@@ -173,6 +179,19 @@ class RecordedRun:
         if self.recorder is not None:
             self.recorder.close(end, **facts)
 
+    def _pass_on(self, sink: Sink, record: StepRecord, judgement: Judgement) -> None:
+        try:
+            sink.see(record, judgement)
+        except Exception as error:
+            # Code of a user or of a service, which may raise anything; it must not end
+            # the run.
+            self._sinks.remove(sink)
+            self.report(
+                f"{type(sink).__name__} raised {type(error).__name__} in step "
+                f"{record.step}: {error}. It receives no further steps; the training "
+                "is not affected. [GS308]"
+            )
+
     def _write(
         self,
         recorder: Recorder,
@@ -182,13 +201,6 @@ class RecordedRun:
         peaks: Mapping[str, float] | None,
         sample: Mapping[str, TensorSample] | None,
     ) -> None:
-        if not recorder.begun:
-            try:
-                recorder.begin()
-            except StateError as error:
-                self.recorder = None
-                self.report(str(error))
-                return
         recorder.see(record, judgement, culprits, peaks)
         if sample is not None:
             recorder.sample(record.step, sample)
@@ -201,10 +213,11 @@ class RecordedRun:
         if finding.hopeless and self._guard == "raise" and state is not None:
             text += self._bundle_line(state)
             stop = finding.code not in self._raised_elsewhere
-        if finding.code not in self._reported_elsewhere:
+        logged = any(getattr(sink, "logs_findings", False) for sink in self._sinks)
+        if finding.code not in self._reported_elsewhere and not logged:
             self.report(text, normal=finding.normal)
-        if stop:
-            raise HopelessRun(text, code=finding.code)
+        if stop and self.hopeless is None:
+            self.hopeless = HopelessRun(text, code=finding.code)
 
     def _bundle_line(self, state: Callable[[], Mapping[str, Any]]) -> str:
         """Write a bundle on rank 0; return the line that names it."""

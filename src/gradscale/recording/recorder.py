@@ -9,11 +9,13 @@ from typing import Any
 
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.records import StepRecord
-from gradscale.errors import GradscaleError, StateError
+from gradscale.errors import GradscaleError, GradscaleWarning, StateError
 from gradscale.judge.judge import Judgement
+from gradscale.recording.console import say
 from gradscale.recording.process import FindProcess, Process, process_from_environment
-from gradscale.runfile import RunWriter, TensorSample
+from gradscale.runfile import RunWriter, TensorSample, path_for_rank
 from gradscale.runfile.committer import THREAD
+from gradscale.runfile.creation import check_path, numbered_paths
 from gradscale.runfile.process_hooks import AtExit
 
 # Culprits listed by name; their number is recorded in any case.
@@ -23,8 +25,11 @@ MOST_NAMES = 20
 class Recorder:
     """Writes the judged steps of a run into a run file.
 
-    The file is created at the first step, by rank 0 alone, and never by a data-loader
-    worker or by a process forked from the one that constructed the recorder.
+    The constructor checks that the file can be created; it is created at the first
+    step, by rank 0 alone, and never by a data-loader worker or by a process forked from
+    the one that constructed the recorder. A name that is taken gets a number: run.2.gs,
+    run.3.gs and so on. A failure after construction stops the recording, is reported
+    once and never raised.
 
     >>> import tempfile
     >>> from gradscale.judge.judge import Judge
@@ -45,22 +50,32 @@ class Recorder:
     >>> folder.cleanup()
 
     Args:
-        path: The file; by convention it ends in .gs.
+        path: The file; by convention it ends in .gs. A relative path is resolved at
+            construction: a later `os.chdir` does not move it.
         policy: The policy in use, for `meta`; None if it is not known.
         names: Returns the names of the parameters, for `meta`.
         rank: The rank of this process; None to determine it at the first step.
         process: Returns the rank, the number of ranks and whether this is a
             data-loader worker; by default, from the environment. See `bind`.
-        resume: Continue an existing file.
-        numbered: If the name is taken, use run.2.gs, run.3.gs and so on, for
-            processes and scalers that are independent of one another.
+        resume: Continue an existing file. Nothing that is recorded is erased: if the
+            steps go back, to a checkpoint or to a new start, new rows replace the
+            repeated ones, and the file as it was is kept under the next free number
+            (run.2.gs). A file that another process still writes is not continued, but
+            counts as taken.
+        numbered: Number the file if its name is taken. If False, that is an error.
         quiet: Findings are written and not printed.
         made: Called with the path once the file is created.
-        failed: Called if it cannot be created, instead of raising.
+        failed: Called if the file cannot be created or the recording stops, instead of
+            raising or reporting.
         meta: Further entries of `meta`, JSON values.
         sample_every: The distance of the steps whose peaks and histograms are kept.
         every_rank: The other ranks write their own facts too: rank 3 into
             run.rank3.gs.
+
+    Raises:
+        StateError: The folder does not exist or is not writable (GS308), the file is
+            to be continued and cannot be (GS306, GS307), or it exists and `numbered`
+            is False (GS305).
 
     Attributes:
         path: The file; None before the first step and if this process writes none.
@@ -79,10 +94,10 @@ class Recorder:
         rank: int | None = None,
         process: FindProcess | None = None,
         resume: bool = False,
-        numbered: bool = False,
+        numbered: bool = True,
         quiet: bool = False,
         made: Callable[[Path], None] | None = None,
-        failed: Callable[[GradscaleError], None] | None = None,
+        failed: Callable[[GradscaleError | GradscaleWarning], None] | None = None,
         meta: Mapping[str, Any] | None = None,
         sample_every: int = 100,
         every_rank: bool = False,
@@ -91,7 +106,6 @@ class Recorder:
         self.sample_every = sample_every
         self._every_rank = every_rank
         self.quiet = quiet
-        self._wanted = Path(path)
         self._policy = policy
         self._names = names
         self._rank = rank
@@ -108,6 +122,31 @@ class Recorder:
         self._before_end: Callable[[], None] | None = None
         self._culprits: tuple[str, ...] = ()
         self._early_events: list[tuple[str, dict[str, Any]]] = []
+        self._wanted = Path(path)
+        try:
+            self._resolve()
+        except StateError as error:
+            if failed is None:
+                raise
+            self.begun = True
+            failed(error)
+
+    def _resolve(self) -> None:
+        """Make the path absolute and check it, in a process that may write it."""
+        try:
+            self._wanted = self._wanted.absolute()
+        except OSError as error:
+            raise StateError(
+                f"The run file {self._wanted} cannot be written: the working directory "
+                f"does not exist ({error}). The run could not be recorded. Pass an "
+                "absolute path, or train without a record.",
+                code="GS308",
+            ) from error
+        process = (self._process or process_from_environment)()
+        rank = process.rank if self._rank is None else self._rank
+        if (rank == 0 or self._every_rank) and not process.worker:
+            path = path_for_rank(self._wanted, rank)
+            check_path(path, resume=self._resume, numbered=self._numbered)
 
     def bind(
         self,
@@ -115,11 +154,13 @@ class Recorder:
         policy: AnyPolicy | None = None,
         names: Callable[[], Sequence[str]] | None = None,
         process: FindProcess | None = None,
+        made: Callable[[Path], None] | None = None,
     ) -> None:
         """Set the arguments that were not given, before the first step.
 
         Called by a scaler, which knows its policy, its model and its framework.
         """
+        self._made = made if self._made is None else self._made
         self._policy = policy if self._policy is None else self._policy
         self._names = names if self._names is None else self._names
         self._process = process if self._process is None else self._process
@@ -127,8 +168,7 @@ class Recorder:
     def begin(self) -> bool:
         """Create the file at the first call; return whether this process writes one.
 
-        Raises:
-            StateError: It cannot be created, or exists already.
+        If it cannot be created, that is reported, and nothing is recorded.
         """
         if not self.begun:
             self.begun = True
@@ -138,8 +178,9 @@ class Recorder:
                     self._open(process)
                 except StateError as error:
                     if self._failed is None:
-                        raise
-                    self._failed(error)
+                        say(str(error), rank=0)
+                    else:
+                        self._failed(error)
         return self.writer is not None
 
     def _open(self, process: Process) -> None:
@@ -148,13 +189,17 @@ class Recorder:
         rank = process.rank if self._rank is None else self._rank
         if rank != 0 and not self._every_rank:
             return
-        names = [] if names_of is None else list(names_of())
+        names = [] if names_of is None else _listed(names_of)
         meta = {"policy": _described(self._policy), "parameters": names, **self._meta}
         self.writer = self._open_writer(process._replace(rank=rank), meta)
         self.path = self.writer.path
         assert self.path is not None
         if self._made is not None:
             self._made(self.path)
+        if self.path.name != self._wanted.name and rank == 0 and not self.quiet:
+            name = self._wanted.name
+            text = f"{name} exists: the run is recorded in {self.path.name}"
+            say(text, rank=0, normal=True)
         for code, facts in self._early_events:
             self.writer.event(code, **facts)
         # Registered after the writer's own, so that it runs before it.
@@ -162,8 +207,7 @@ class Recorder:
 
     def _open_writer(self, process: Process, meta: dict[str, Any]) -> RunWriter:
         """Return the writer of the first file whose name is not taken."""
-        path, number = self._wanted, 1
-        while True:
+        for path in numbered_paths(self._wanted):
             try:
                 return RunWriter(
                     path,
@@ -173,13 +217,12 @@ class Recorder:
                     world_size=process.world_size,
                     every_rank=self._every_rank,
                     sample_every=self.sample_every,
+                    report=self._failed,
                 )
             except StateError as error:
                 if not self._numbered or error.code != "GS305":
                     raise
-            number += 1
-            name = f"{self._wanted.stem}.{number}{self._wanted.suffix}"
-            path = self._wanted.with_name(name)
+        raise AssertionError("numbered_paths() is endless")
 
     def before_end(self, drain: Callable[[], None]) -> None:
         """Call `drain` before the file is closed, to record steps in flight."""
@@ -269,6 +312,15 @@ class Recorder:
         drain, self._before_end = self._before_end, None
         if drain is not None and os.getpid() == self._pid:
             drain()
+
+
+def _listed(names_of: Callable[[], Sequence[str]]) -> list[str]:
+    try:
+        return list(names_of())
+    except Exception:
+        # named_parameters() may be user code, which may raise anything; a record
+        # without names must not end the run.
+        return []
 
 
 def _described(policy: AnyPolicy | None) -> dict[str, Any] | None:

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from gradscale.runfile.creation import Journal
+from gradscale.runfile.creation import Continued, Journal, keep_copy
 from gradscale.runfile.rows import StepRow
-from gradscale.runfile.schema import is_locked
+from gradscale.runfile.schema import is_locked, read_meta
 from gradscale.runfile.tables import Detail, Meta, Peaks, Samples, Tables
 
 THREAD = "gradscale-record"
@@ -38,6 +38,7 @@ class Committer:
         journal: The journal mode of SQLite.
         queue: Filled by the writer.
         every: The distance of sampled steps.
+        continued: The state of the file before it was continued; None for a new one.
         stop: Called once from the thread with the reason, if recording cannot go on.
 
     Attributes:
@@ -52,12 +53,14 @@ class Committer:
         journal: Journal,
         queue: deque[Item],
         every: int,
+        continued: Continued | None,
         stop: Callable[[str], None],
     ) -> None:
         self._path = path
         self._journal = journal
         self._queue = queue
         self._every = every
+        self._continued = continued
         self._stop = stop
         self.between = threading.Lock()
         self.details = 0
@@ -100,6 +103,7 @@ class Committer:
                 pending = pending or self._take()
                 with self.between:
                     self._check_file()
+                    self._keep_earlier_rows(connection, pending)
                     # False if another connection holds the file: try again.
                     if not pending or self._commit(connection, pending):
                         _mark(pending)
@@ -157,6 +161,22 @@ class Committer:
         # Network file systems may change the inode number of a file.
         if self._journal == "wal" and file_id != self._file_id:
             raise FileExistsError("the file was replaced by another one")
+
+    def _keep_earlier_rows(
+        self, connection: sqlite3.Connection, items: list[Item]
+    ) -> None:
+        """Copy a continued file before the first of its rows is replaced."""
+        before = self._continued
+        if before is None or not any(
+            isinstance(item, StepRow) and item.step <= before.last_step
+            for item in items
+        ):
+            return
+        self._continued = None
+        name = keep_copy(connection, self._path, before.end).name
+        resumed = read_meta(connection)["resumed"]
+        resumed[-1]["kept"] = name
+        items.insert(0, Meta({"resumed": resumed}))
 
     def _commit(self, connection: sqlite3.Connection, items: list[Item]) -> bool:
         """Write items in one transaction; False if the file is locked."""

@@ -6,9 +6,12 @@ import re
 import socket
 import sqlite3
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from gradscale.errors import StateError
 from gradscale.runfile.schema import (
@@ -46,6 +49,18 @@ def path_for_rank(path: str | os.PathLike[str], rank: int) -> Path:
         if rank == 0
         else plain.with_name(f"{plain.stem}.rank{rank}{plain.suffix}")
     )
+
+
+def numbered_paths(path: Path) -> Iterator[Path]:
+    """Yield the path, then numbered names beside it.
+
+    >>> names = numbered_paths(Path("run.gs"))
+    >>> [next(names).name for _ in range(3)]
+    ['run.gs', 'run.2.gs', 'run.3.gs']
+    """
+    yield path
+    for number in count(2):
+        yield path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 
 def journal_for(path: Path, mounts: Path = MOUNTS) -> Journal:
@@ -92,7 +107,51 @@ def _unescaped(mount: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), mount)
 
 
-def prepare(path: Path, meta: dict[str, Any], resume: bool) -> None:
+class Continued(NamedTuple):
+    """The state of a run file before a resumed run continues it.
+
+    Attributes:
+        last_step: Its last step; 0 if it has none.
+        end: Its end state, as in `meta`.
+    """
+
+    last_step: int
+    end: dict[str, Any]
+
+
+def check_path(path: Path, *, resume: bool, numbered: bool) -> None:
+    """Raise if no run file can be created at `path`. Creates nothing.
+
+    Args:
+        path: The run file, absolute.
+        resume: An existing file is to be continued.
+        numbered: If the name is taken, another one is used.
+
+    Raises:
+        StateError: The file exists and is to be neither continued nor numbered
+            (GS305), cannot be continued (GS306, GS307), or its folder does not exist
+            or is not writable (GS308).
+    """
+    try:
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"the folder {path.parent} does not exist")
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(f"the folder {path.parent} is not writable")
+        if not path.exists():
+            return
+        if not (resume or numbered):
+            raise _taken(path)
+        if resume:
+            connection = _connect(path)
+            try:
+                refuse_foreign(connection, path)
+            finally:
+                connection.close()
+    except (OSError, sqlite3.Error) as error:
+        raise _not_writable(path, error) from error
+
+
+def prepare(path: Path, meta: dict[str, Any], resume: bool) -> Continued | None:
     """Create the run file at `path`, or update the meta of an existing one.
 
     A new file appears with all its tables or not at all.
@@ -102,27 +161,26 @@ def prepare(path: Path, meta: dict[str, Any], resume: bool) -> None:
         meta: Entries beside those of every run.
         resume: Continue an existing file.
 
+    Returns:
+        The state of the file that is continued; None for a new one.
+
     Raises:
-        StateError: The file exists and `resume` is False (GS305), cannot be continued
-            (GS306, GS307), or cannot be created (GS308).
+        StateError: The file exists and `resume` is False, or another writer has it
+            open (GS305); it cannot be continued (GS306, GS307), or cannot be created
+            (GS308).
     """
     try:
         if path.exists():
             if not resume:
                 raise _taken(path)
-            _continue(path, about(meta))
-        else:
-            _create(path, about(meta))
+            return _continue(path, about(path, meta))
+        _create(path, about(path, meta))
+        return None
     except (OSError, sqlite3.Error) as error:
-        raise StateError(
-            f"The run file {path} cannot be written: {error}. The run could not be "
-            "recorded. Choose a folder that exists, has free space and is writable, "
-            "or train without a record.",
-            code="GS308",
-        ) from error
+        raise _not_writable(path, error) from error
 
 
-def about(meta: dict[str, Any]) -> dict[str, Any]:
+def about(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
     """Return the `meta` entries of every run, and those given."""
     return {
         "schema": SCHEMA,
@@ -136,17 +194,69 @@ def about(meta: dict[str, Any]) -> dict[str, Any]:
             if name in sys.modules
         },
         "command": list(sys.argv),
+        "path": str(path.resolve()),
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "process_start": start_of(os.getpid()),
         "start": time.time(),
         "end": {"state": "running"},
         **meta,
     }
 
 
-def _create(path: Path, meta: dict[str, Any]) -> None:
-    spare = path.with_name(f".{path.name}.{os.getpid()}.new")
+def start_of(pid: int) -> str | None:
+    """Return the start time of a process, in ticks since boot; None if unknown.
+
+    Tells a process from a later one with the same number.
+    """
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The second field is the name in parentheses, which may hold spaces.
+    fields = status.rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else None
+
+
+def keep_copy(connection: sqlite3.Connection, path: Path, end: dict[str, Any]) -> Path:
+    """Copy an open run file to the next free numbered name; return the name.
+
+    Args:
+        connection: To the run file, outside a transaction.
+        path: The run file.
+        end: The end state to write into the copy.
+    """
+    spare = _spare(path)
+    try:
+        copy = sqlite3.connect(spare, isolation_level=None)
+        try:
+            connection.backup(copy)
+            copy.execute("PRAGMA journal_mode = DELETE").fetchall()
+            write_meta(copy, {"end": end})
+        finally:
+            copy.close()
+        for name in numbered_paths(path):
+            try:
+                _publish(spare, name)
+                return name
+            except StateError:
+                # Taken: by the run file itself, or by an earlier copy.
+                continue
+    finally:
+        spare.unlink(missing_ok=True)
+    raise AssertionError("numbered_paths() is endless")
+
+
+def _spare(path: Path) -> Path:
+    """Return a temporary name beside a run file, different for every thread."""
+    thread = f"{os.getpid()}-{threading.get_ident()}"
+    spare = path.with_name(f".{path.name}.{thread}.new")
     spare.unlink(missing_ok=True)
+    return spare
+
+
+def _create(path: Path, meta: dict[str, Any]) -> None:
+    spare = _spare(path)
     try:
         connection = sqlite3.connect(spare, isolation_level=None)
         try:
@@ -174,13 +284,19 @@ def _publish(spare: Path, path: Path) -> None:
         os.rename(spare, path)
 
 
-def _continue(path: Path, meta: dict[str, Any]) -> None:
-    connection = sqlite3.connect(
+def _connect(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(
         f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None
     )
+
+
+def _continue(path: Path, meta: dict[str, Any]) -> Continued:
+    connection = _connect(path)
     try:
         refuse_foreign(connection, path)
         old = read_meta(connection)
+        if _is_open(path, old):
+            raise _in_use(path, old["pid"])
         [(last,)] = connection.execute("SELECT max(step) FROM steps").fetchall()
         # The first start is kept; all other entries are replaced.
         resumed = [*old.get("resumed", []), {"time": meta.pop("start"), "after": last}]
@@ -189,6 +305,37 @@ def _continue(path: Path, meta: dict[str, Any]) -> None:
         connection.execute("COMMIT")
     finally:
         connection.close()
+    return Continued(last or 0, old.get("end", {}))
+
+
+def _is_open(path: Path, meta: dict[str, Any]) -> bool:
+    """Return whether a process of this host still writes the file with this meta.
+
+    A copy of a file that is being written has another path.
+    """
+    running = meta.get("end", {}).get("state") == "running"
+    known = ("path", str(path.resolve())), ("host", socket.gethostname())
+    started, pid = meta.get("process_start"), meta.get("pid")
+    if not running or any(meta.get(key) != value for key, value in known):
+        return False
+    return started is not None and start_of(pid or 0) == started
+
+
+def _not_writable(path: Path, error: Exception) -> StateError:
+    return StateError(
+        f"The run file {path} cannot be written: {error}. The run could not be "
+        "recorded. Choose a folder that exists, has free space and is writable, "
+        "or train without a record.",
+        code="GS308",
+    )
+
+
+def _in_use(path: Path, pid: int) -> StateError:
+    return StateError(
+        f"The run file {path} is being written by process {pid}. Two writers would mix "
+        "two runs in one file. End that process, or choose another name.",
+        code="GS305",
+    )
 
 
 def _taken(path: Path) -> StateError:

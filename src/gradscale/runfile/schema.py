@@ -85,10 +85,18 @@ def as_json(value: Any) -> str:
     ('{"share": 0.5, "kind": "{3}"}', '"{(1, 2): 3}"')
     """
     try:
-        return json.dumps(value, default=str)
-    except (TypeError, ValueError):
-        # A key that is not a string, or a circular reference.
-        return json.dumps(str(value))
+        return json.dumps(value, default=_text)
+    except (TypeError, ValueError, RecursionError):
+        # A key that is not a string, or a circular or too deep reference.
+        return json.dumps(_text(value))
+
+
+def _text(value: Any) -> str:
+    try:
+        return str(value)
+    except Exception:
+        # User code, which may raise anything; a fact for the record must not.
+        return f"<{type(value).__name__}>"
 
 
 def steps_in(connection: sqlite3.Connection, table: str) -> list[int]:

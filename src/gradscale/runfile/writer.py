@@ -5,7 +5,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,7 +33,8 @@ class RunWriter:
 
     Rows are queued in memory and committed by a thread several times a second. Only
     `flush` and `close` wait for the disk, and no method raises once the writer is
-    constructed: a later failure issues one warning, and recording stops. A writer is
+    constructed: a later failure issues one warning, which is printed to stderr where
+    warnings are errors, and recording stops. A writer is
     inert in a forked process and when it is unpickled. All methods may be called from
     any thread.
 
@@ -52,7 +53,9 @@ class RunWriter:
         path: The file; by convention it ends in .gs.
         meta: Further entries of `meta`, JSON values: the policy, for instance.
         resume: Continue an existing file, or create one. A step that is written again
-            replaces the old one and all after it.
+            replaces the old one and all after it. Before the first such replacement
+            the file is copied to the next free numbered name (run.2.gs), so that no
+            recorded row is lost; `meta["resumed"]` names the copy.
         rank: The rank of this process. Rank 0 writes, the others do nothing.
         world_size: The number of ranks.
         every_rank: The other ranks write too: rank 3 into run.rank3.gs.
@@ -60,10 +63,12 @@ class RunWriter:
         journal: "wal", or "truncate" for network file systems; "auto" detects them.
         backlog: The number of rows that may wait for the disk; further ones are
             dropped.
+        report: Called with the warning of a later failure, instead of issuing it.
 
     Raises:
-        StateError: The file exists and `resume` is False (GS305), cannot be continued
-            (GS306, GS307), or cannot be created (GS308).
+        StateError: The file exists and `resume` is False, or another writer has it
+            open (GS305); it cannot be continued (GS306, GS307), or cannot be created
+            (GS308).
 
     Attributes:
         path: The file; None if this rank writes none.
@@ -81,6 +86,7 @@ class RunWriter:
         sample_every: int = 100,
         journal: Literal["auto", "wal", "truncate"] = "auto",
         backlog: int = BACKLOG,
+        report: Callable[[GradscaleWarning], None] | None = None,
     ) -> None:
         if sample_every < 1:
             raise ConfigError(
@@ -91,6 +97,7 @@ class RunWriter:
         self.path: Path | None = None
         self._recording = False
         self._warning: GradscaleWarning | None = None
+        self._report = report
         self._every = sample_every
         self._backlog = backlog
         self._queue: deque[Item] = deque()
@@ -102,9 +109,11 @@ class RunWriter:
         self.path = path_for_rank(path, rank)
         chosen = journal_for(self.path) if journal == "auto" else journal
         about = {"rank": rank, "world_size": world_size, "sample_every": sample_every}
-        prepare(self.path, {**about, "journal": chosen, **(meta or {})}, resume)
+        continued = prepare(
+            self.path, {**about, "journal": chosen, **(meta or {})}, resume
+        )
         self._committer = Committer(
-            self.path, chosen, self._queue, sample_every, self._stop
+            self.path, chosen, self._queue, sample_every, continued, self._stop
         )
         self._recording = True
         watch_forks(self)
@@ -253,10 +262,17 @@ class RunWriter:
         warning, self._warning = self._warning, None
         if warning is None:
             return
+        if self._report is not None:
+            self._report(warning)
+            return
         level, frame = 1, sys._getframe(0)
         while frame.f_back and os.path.dirname(frame.f_code.co_filename) == _ROOM:
             level, frame = level + 1, frame.f_back
-        warnings.warn(warning, stacklevel=level)
+        try:
+            warnings.warn(warning, stacklevel=level)
+        except GradscaleWarning:
+            # Warnings are errors here. The training must not end with the record.
+            print(f"gradscale {warning}", file=sys.stderr)
 
     def _stop(self, why: str) -> None:
         """Stop recording. Called by the thread; the next call of a method warns."""

@@ -1,6 +1,7 @@
 """Metrics for the standard library's logging."""
 
 import logging
+from typing import ClassVar
 
 from gradscale.core.formatting import power
 from gradscale.core.records import StepRecord
@@ -10,6 +11,8 @@ from gradscale.sinks.figures import Figures
 
 class LoggingSink:
     """Logs one line of metrics every `every` steps, and every finding.
+
+    Findings are then not reported on the console as well.
 
     Metrics and normal findings have level INFO, other findings WARNING, and ERROR if no
     scale can help. The metrics are also the attribute `figures` of the log record, for
@@ -29,6 +32,8 @@ class LoggingSink:
         logger: The logger named gradscale if None.
         every: Interval in steps.
     """
+
+    logs_findings: ClassVar[bool] = True
 
     def __init__(
         self, logger: logging.Logger | None = None, *, every: int = 100

@@ -1,6 +1,8 @@
 """Errors and warnings of the scaler."""
 
 import math
+import os
+import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
@@ -10,7 +12,6 @@ import torch
 from torch import Tensor
 
 from gradscale.core.checkpoint import AnyPolicy
-from gradscale.core.outcome import StepOutcome
 from gradscale.core.records import StepRecord
 from gradscale.core.state import f32
 from gradscale.errors import (
@@ -20,6 +21,11 @@ from gradscale.errors import (
     ScaleCollapsed,
 )
 
+# Frames of these packages are not the user's.
+_LIBRARIES = tuple(
+    os.path.join(os.path.dirname(path), "")
+    for path in (torch.__file__, sys.modules["gradscale"].__file__ or "")
+)
 _BAD_TENSOR = (
     "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
     "torch.FloatTensor with requires_grad=False."
@@ -41,7 +47,6 @@ class WarnOnce:
             "lower scale, or use DynamicScale. Further skips are counted in "
             "scaler.skipped_steps.",
             "GS205",
-            stacklevel=6,
         )
 
     def refused_scale(self, policy: AnyPolicy) -> None:
@@ -52,7 +57,6 @@ class WarnOnce:
             f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
             "would have broken the bounds of the policy. Pass a scale inside them.",
             "GS109",
-            stacklevel=6,
         )
 
     def no_gradients(self, optimizer: Any) -> None:
@@ -65,7 +69,6 @@ class WarnOnce:
             "to another model, and nothing is learned. Check requires_grad and that "
             "the loss depends on them. Reported once for each optimizer.",
             "GS103",
-            stacklevel=5,
         )
 
     def without_state(self, optimizer: Any, scale: float, *, moves: bool) -> None:
@@ -90,13 +93,20 @@ class WarnOnce:
                 "optimizer's, and call scaler.load_state_dict(). If the earlier steps "
                 "were not scaled, ignore this. Reported once.",
                 "GS301",
-                stacklevel=4,
             )
 
-    def _warn(self, key: object, message: str, code: str, *, stacklevel: int) -> None:
+    def _warn(self, key: object, message: str, code: str) -> None:
         if key not in self._issued:
             self._issued.add(key)
-            warnings.warn(GradscaleWarning(message, code=code), stacklevel=stacklevel)
+            warn_at_caller(GradscaleWarning(message, code=code))
+
+
+def warn_at_caller(warning: GradscaleWarning) -> None:
+    """Issue a warning at the line that called into gradscale or torch."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_code.co_filename.startswith(_LIBRARIES):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(warning, stacklevel=level)
 
 
 def has_steps(optimizer: Any) -> bool:
@@ -127,10 +137,9 @@ def _is_used(state: Mapping[str, Any]) -> bool:
 
 
 def collapsed(
-    record: StepRecord, policy: AnyPolicy, last: StepOutcome | None
+    record: StepRecord, policy: AnyPolicy, culprits: Sequence[str]
 ) -> ScaleCollapsed:
     """Return the error for a scale that stays at its floor."""
-    culprits = last.culprits if last is not None else ()
     listed = f" Not finite: {', '.join(culprits[:5])}." if culprits else ""
     loss = "finite" if record.loss_finite else "itself not finite"
     return ScaleCollapsed(
@@ -230,9 +239,12 @@ def clipped_late(optimizer: Any) -> OrderError:
 def nothing_to_update() -> OrderError:
     """Return the error for an `update()` without a step."""
     return _order(
-        "update() was called although no optimizer stepped since the last one. There "
-        "is nothing to move the scale by. Call step(optimizer) first, or reset() to "
-        "abandon the iteration.",
+        "update() was called and scaler.step() was not, since the last update(). There "
+        "is nothing to move the scale by. If you called optimizer.step() yourself, it "
+        "used gradients that are still multiplied by the scale: call "
+        "scaler.step(optimizer) instead. With gradient accumulation, call update() "
+        "only after the step of the last micro-batch. To abandon an iteration, call "
+        "reset().",
         "No inf checks were recorded prior to update.",
     )
 
@@ -298,4 +310,4 @@ def report_late_backward(names: Sequence[str], as_error: bool) -> None:
     )
     if as_error:
         raise OrderError(message, code="GS104")
-    warnings.warn(GradscaleWarning(message, code="GS104"), stacklevel=2)
+    warn_at_caller(GradscaleWarning(message, code="GS104"))

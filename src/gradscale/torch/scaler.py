@@ -22,6 +22,7 @@ from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, NoScale
 from gradscale.core.state import FixedState, ScaleState
 from gradscale.errors import ConfigError, check_choice
+from gradscale.recording.console import say
 from gradscale.recording.recorder import Recorder
 from gradscale.torch import checkpoint, messages
 from gradscale.torch.device_state.async_copy import AsyncFlag
@@ -120,7 +121,8 @@ class GradScaler(torch.amp.GradScaler):
         recheck: Read the gradients again in `step` after an explicit `unscale_`, so
             that what was written into them in between is checked too.
         record: The run file to write, by custom ending in .gs; None for none. Rank 0
-            writes it. Not pickled.
+            writes it. A name that is taken gets a number: run.2.gs. A folder that does
+            not exist is refused. Not pickled.
         sinks: Each gets every step's record and judgement: see `gradscale.sinks`. Not
             pickled.
     """
@@ -211,6 +213,11 @@ class GradScaler(torch.amp.GradScaler):
     def _recorder(self) -> Recorder | None:
         """Return the recorder that was given, or one for the path that was."""
         if self._record is None:
+            return None
+        if not self._enabled:
+            quiet = isinstance(self._record, Recorder) and self._record.quiet
+            text = "the scaler is disabled, so no run file is written [GS308]"
+            say(text, rank=-1 if quiet else process_here().rank, normal=True)
             return None
         model, given = self._model, self._record
         recorder = given if isinstance(given, Recorder) else Recorder(given)
@@ -739,19 +746,21 @@ class GradScaler(torch.amp.GradScaler):
     def diagnose(self, closure: Callable[[], Any]) -> Location:
         """Replay a batch that failed, and name where a value stopped being finite.
 
-        At the scale of the last step. Nothing of the model changes. Syncs.
+        At the scale of the last step, before the first one at `init_scale`. Nothing of
+        the model changes. Syncs.
 
         Args:
             closure: Runs the forward pass of the batch, under autocast if training
                 does, and returns the loss before scaling.
         """
-        _, state = self._required("diagnose")
+        state = self._state
+        scale = self._init_scale if state is None else state.used_scale
         model = self._model
         if model is None:
             model = find_model(params_of(list(self._iteration.settled.values())))
         if model is None:
             raise messages.no_model()
-        return diagnose(model, closure, state.used_scale)
+        return diagnose(model, closure, scale)
 
     def write_bundle(
         self, folder: str | os.PathLike[str] = ".", *, batch: Any = None
@@ -950,5 +959,8 @@ class GradScaler(torch.amp.GradScaler):
 
     def _report_late_backward(self, params: list[Tensor]) -> None:
         steps = self._iteration.steps.values()
-        sources = [self._model, *(step.optimizer for step in steps)]
+        model: Any = self._model
+        if model is None:
+            model = self._monitor.model_lookup.of_params(params)
+        sources = [model, *(step.optimizer for step in steps)]
         messages.report_late_backward(names_of(params, sources), self._guard == "raise")

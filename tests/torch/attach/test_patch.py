@@ -168,3 +168,79 @@ def test_without_the_patch_torchs_classes_create_torchs_scalers(tmp_path):
     scaler = torch.amp.GradScaler("cpu", 8.0, growth_interval=3)
     assert type(scaler) is torch.amp.GradScaler
     assert (scaler.get_scale(), scaler.get_growth_interval()) == (8.0, 3)
+
+
+def both(work):
+    """Return what `work` returns with torch's scaler and with a recorded one."""
+    return work(torchs_own), work(torch.amp.GradScaler)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"growth_interval": 0},
+        {"growth_interval": 10**10},
+        {"init_scale": torch.tensor(8.0)},
+        {"init_scale": 0.0},
+    ],
+    ids=str,
+)
+def test_settings_that_only_torch_accepts_work_and_are_recorded(place, settings):
+    def work(kind):
+        torch.manual_seed(1)
+        scaler = kind("cpu", **settings)
+        return repr((scaler.get_scale(), train(scaler, net(), bad=(2,)))), scaler
+
+    (theirs, _), (ours, scaler) = both(work)
+    assert ours == theirs
+    del scaler
+    await_end(place / "run.gs")
+    with open_run(place / "run.gs") as run:
+        assert len(list(run.steps())) == 12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.set_growth_factor(1.0),
+        lambda s: s.set_backoff_factor(1.5),
+        lambda s: s.set_growth_interval(0),
+        lambda s: s.set_growth_interval(10**10),
+        lambda s: s.load_state_dict({**s.state_dict(), "growth_interval": -1}),
+        lambda s: s.load_state_dict({**s.state_dict(), "growth_factor": 0.5}),
+    ],
+)
+def test_settings_that_torch_takes_later_work_as_there(place, change):
+    def work(kind):
+        torch.manual_seed(1)
+        scaler, model = kind("cpu", growth_interval=2), net()
+        first = train(scaler, model, steps=3)
+        change(scaler)
+        second = train(scaler, model, bad=(5,))
+        state = {name: scaler.state_dict()[name] for name in scaler.state_dict()}
+        state.pop("gradscale", None)
+        return repr((first, second, state, scaler.get_growth_interval()))
+
+    theirs, ours = both(work)
+    assert ours == theirs
+
+
+def test_a_run_file_of_the_scripts_own_is_noted_under_its_number(place):
+    (place / "own.gs").touch()
+    scaler = GradScaler("cpu", **SETTINGS, record=place / "own.gs")
+    train(scaler, net(), steps=1)
+    scaler.close()
+    assert {"file": str(place / "own.2.gs")} in noted(place)
+
+
+def test_a_recording_that_stops_is_noted_and_not_raised(place):
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
+    train(scaler, net(), steps=1)
+    scaler._record.writer.flush()
+    (place / "run.gs").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scaler._record.writer.flush()
+        train(scaler, net(), steps=5)
+    [trouble] = [line["failed"] for line in noted(place) if "failed" in line]
+    assert "GS308" in trouble

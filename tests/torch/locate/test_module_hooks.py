@@ -71,6 +71,20 @@ def test_an_output_that_is_written_to_afterwards_is_measured_again():
     assert found.context == "between its modules, before last (Linear)"
 
 
+def test_the_largest_finite_input_of_a_spoilt_batch_is_its_own():
+    model, batch = Between(lambda x: x), half_ones() * 3.0
+    batch[0, 0] = torch.nan
+    found = watched(model, lambda: model(batch).float().sum())
+    assert (found.tensor, found.peak) == ("input", 3.0)
+    assert "largest finite input of the operation 3" in found.before
+
+
+def test_a_batch_without_a_finite_element_has_no_largest_one():
+    model = Between(lambda x: x)
+    found = watched(model, lambda: model(half_ones() * torch.nan).float().sum())
+    assert (found.tensor, found.before) == ("input", "")
+
+
 def test_a_batch_that_is_not_finite_is_an_input():
     model = Between(lambda x: x)
     found = watched(model, lambda: model(half_ones() / 0.0).float().sum())

@@ -274,7 +274,7 @@ def test_a_bundle_is_written_on_request_and_lists_its_contents(tmp_path):
     assert [step["step"] for step in bundled(folder, "steps.json")][-1] == 28
     names = {path.name for path in folder.iterdir()} - {"manifest.json"}
     manifest = bundled(folder, "manifest.json")
-    assert manifest.keys() == names | {"user data"}
+    assert manifest.keys() == names | {"user data", "run file"}
     assert manifest["user data"].startswith("none")
     assert scaler.write_bundle(tmp_path) != folder
 

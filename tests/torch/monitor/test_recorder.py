@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from gradscale.core.policies import DynamicScale
 from gradscale.core.records import StepRecord, Verdict
-from gradscale.errors import StateError
 from gradscale.judge.findings import Finding
 from gradscale.judge.judge import Judge, Judgement
 from gradscale.recording.recorder import Recorder
@@ -163,20 +162,6 @@ def test_a_forked_process_does_not_write_for_its_parent(tmp_path):
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_name_that_is_taken_is_refused(tmp_path):
-    recorded(Recorder(tmp_path / "run.gs"), FINE)
-    with pytest.raises(StateError, match=r"run\.gs exists already.*GS305"):
-        recorded(Recorder(tmp_path / "run.gs"), FINE)
-
-
-def test_numbered_recorders_take_the_next_name_each(tmp_path):
-    recorders = [Recorder(tmp_path / "run.gs", numbered=True) for _ in range(3)]
-    for recorder in recorders:
-        recorded(recorder, FINE)
-    names = [recorder.path.name for recorder in recorders]
-    assert names == ["run.gs", "run.2.gs", "run.3.gs"]
 
 
 def test_who_asks_to_be_told_is_told_instead_of_raised_at(tmp_path):

@@ -12,16 +12,22 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
-from gradscale.errors import GradscaleError, GradscaleWarning
+from gradscale.core.checkpoint import AnyPolicy, torch_settings
+from gradscale.core.policies import DynamicScale
+from gradscale.errors import ConfigError, GradscaleError, GradscaleWarning
 from gradscale.recording.recorder import Recorder
+from gradscale.torch import messages
 from gradscale.torch.attach.watch import described, watch
+from gradscale.torch.checkpoint import SETTINGS, chosen
 from gradscale.torch.cpu.amp import GradScaler as CpuGradScaler
 from gradscale.torch.cuda.amp import GradScaler as CudaGradScaler
-from gradscale.torch.messages import WarnOnce
 from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.names import names_of
 from gradscale.torch.scaler import GradScaler
@@ -46,6 +52,10 @@ SUBSTITUTES: dict[tuple[str, str], type[GradScaler]] = {
 }
 
 
+# Of the rule, whose count is an i32.
+MAX_INTERVAL = 2**31 - 1
+
+
 class Session(NamedTuple):
     """Settings that `gradscale run` passes to the processes it starts.
 
@@ -60,35 +70,48 @@ class Session(NamedTuple):
     def note(self, **fields: object) -> None:
         """Append a line to the notes in one write."""
         line = json.dumps(fields) + "\n"
-        try:
+        # `gradscale run` has ended before this process and removed the file, or the
+        # disk is full.
+        with suppress(OSError):
             descriptor = os.open(self.notes, os.O_WRONLY | os.O_APPEND)
-        except OSError:
-            # `gradscale run` has ended before this process and removed the file.
-            return
-        with os.fdopen(descriptor, "ab", buffering=0) as notes:
-            notes.write(line.encode())
+            with os.fdopen(descriptor, "ab", buffering=0) as notes:
+                notes.write(line.encode())
+
+    def note_file(self, path: object) -> None:
+        """Append the path of a run file that was created."""
+        self.note(file=str(path))
 
 
 class Recorded(GradScaler):
-    """A scaler that records itself; `_recorded` creates its subclasses."""
+    """A scaler that records itself; `_recorded` creates its subclasses.
+
+    In the place of a class of torch it takes every setting that torch takes later:
+    through the setters and from a checkpoint.
+    """
 
     stands_for: ClassVar[type]
     session: ClassVar[Session]
+    # A growth interval that the rule cannot count to, as it was set.
+    _odd_interval: int | None = None
 
     def _begin(self) -> None:
         if self._record is None:
             self._record = _recorder(
                 self.session, policy=self._policy, names=self._parameter_names
             )
-        elif not isinstance(self._record, Recorder):
-            # The script has asked for a run file of its own.
-            self.session.note(file=os.path.abspath(self._record))
         super()._begin()
         self.session.note(made=type(self).__name__, enabled=self._enabled)
 
-    def _make_warnings(self) -> WarnOnce:
+    def _recorder(self) -> Recorder | None:
+        recorder = super()._recorder()
+        if recorder is not None:
+            # The script may have asked for a run file of its own.
+            recorder.bind(made=self.session.note_file)
+        return recorder
+
+    def _make_warnings(self) -> messages.WarnOnce:
         if not isinstance(self._record, Recorder):
-            return WarnOnce()
+            return messages.WarnOnce()
         # Warnings that torch would not print go into the file.
         return _RecordedWarnings(self._record, self.stands_for)
 
@@ -96,12 +119,77 @@ class Recorded(GradScaler):
         steps = [s for s in self._iteration.settled.values() if s.owner() is not None]
         return [n for step in steps for n in names_of(step.params(), step.name_sources)]
 
+    def _set_move(self, **setting: Any) -> None:
+        try:
+            super()._set_move(**setting)
+            odd = None
+        except ConfigError:
+            if issubclass(self.stands_for, GradScaler):
+                raise
+            odd = _odd(setting.get("growth_interval", 1))
+            if odd is not None:
+                # Torch's rule compares for equality: the scale never grows.
+                setting["growth_interval"] = MAX_INTERVAL
+            policy = self._policy
+            fixed = not isinstance(policy, DynamicScale)
+            kept = moves_of(policy) if fixed else asdict(policy)
+            self._policy = DynamicScale.unchecked(**{**kept, **setting})
+        if "growth_interval" in setting:
+            self._odd_interval = odd
+
+    # As in the base class, but as it was set.
+    _growth_interval = property(
+        lambda self: (
+            moves_of(self._policy)["growth_interval"]
+            if self._odd_interval is None
+            else self._odd_interval
+        ),
+        lambda self, value: self._set_move(growth_interval=value),
+    )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the growth interval as it was set."""
+        state = super().state_dict()
+        return {**state, "growth_interval": self._growth_interval} if state else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, with all settings that torch's scaler takes."""
+        moves = {name: state_dict[name] for name in SETTINGS[1:] if name in state_dict}
+        try:
+            DynamicScale(**moves)
+        except ConfigError:
+            if issubclass(self.stands_for, GradScaler):
+                raise
+            super().load_state_dict({**state_dict, **moves_of(DynamicScale())})
+            for name, value in moves.items():
+                self._set_move(**{name: value})
+        else:
+            super().load_state_dict(state_dict)
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """End the step; raise as torch does if no gradient was read."""
+        states = self._per_optimizer_states.values()
+        read = any(state["found_inf_per_device"] for state in states)
+        waits = self._scale is not None and new_scale is None and not read
+        if waits and not issubclass(self.stands_for, GradScaler):
+            raise messages.nothing_to_update()
+        super().update(new_scale)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_policy" in state:
+            super().__setstate__(state)
+            return
+        # A pickle or a copy of torch's own scaler, which stays one.
+        session, self.__class__ = self.session, self.stands_for
+        self.__dict__.update(state)
+        _watch(self, session)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         # Pickle would resolve the name of this class to torch's own class.
         return _unpickled, (self.stands_for,), self.__getstate__()
 
 
-class _RecordedWarnings(WarnOnce):
+class _RecordedWarnings(messages.WarnOnce):
     """Writes warnings into the run file instead of issuing them."""
 
     def __init__(self, recorder: Recorder, stands_for: type) -> None:
@@ -119,7 +207,7 @@ class _RecordedWarnings(WarnOnce):
             # Torch's scaler raises here.
             raise AssertionError("No inf checks were recorded for this optimizer.")
 
-    def _warn(self, key: object, message: str, code: str, *, stacklevel: int) -> None:
+    def _warn(self, key: object, message: str, code: str) -> None:
         if key not in self._issued:
             self._issued.add(key)
             self._recorder.event(code, data={"what": message})
@@ -142,18 +230,19 @@ def install(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
     made: dict[type, type] = {}
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        ours = SUBSTITUTES.get((cls.__module__, cls.__qualname__))
+        if ours is None or not _accepts(cls, args, kwargs):
+            return object.__new__(cls)
         if cls not in made:
-            ours = SUBSTITUTES.get((cls.__module__, cls.__qualname__))
-            made[cls] = cls if ours is None else _recorded(ours, cls, session)
+            # One class for all threads.
+            made.setdefault(cls, _recorded(ours, cls, session))
         return object.__new__(made[cls])
 
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Reached by subclasses of other libraries only: gradscale's do not call it.
+        # Not reached by gradscale's classes: they do not call it.
         original_init(self, *args, **kwargs)
-        session.note(made=type(self).__name__, enabled=self._enabled)
-        if self._enabled:
-            watch(self, record=_recorder(session, meta=described(self)))
+        _watch(self, session)
 
     # inspect.signature(GradScaler) shows torch's arguments.
     new.__signature__ = inspect.signature(original_init)  # type: ignore[attr-defined]
@@ -166,6 +255,44 @@ def install(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
         base.__new__ = _plain_new  # type: ignore[method-assign]
 
     return undo
+
+
+def _watch(scaler: Any, session: Session) -> None:
+    """Record a scaler that stays torch's or another library's."""
+    session.note(made=type(scaler).__name__, enabled=scaler._enabled)
+    if scaler._enabled:
+        watch(scaler, record=_recorder(session, meta=described(scaler)))
+
+
+def moves_of(policy: AnyPolicy) -> dict[str, Any]:
+    """Return the settings of a policy that torch's setters change, by name."""
+    return dict(zip(SETTINGS[1:], torch_settings(policy), strict=True))
+
+
+def _odd(interval: Any) -> int | None:
+    """Return a growth interval that is a whole number and out of range, else None."""
+    whole = isinstance(interval, int) and not isinstance(interval, bool)
+    return interval if whole and not 1 <= interval <= MAX_INTERVAL else None
+
+
+def _accepts(theirs: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether gradscale's scaler takes the settings given for torch's.
+
+    Torch also takes a growth interval of 0, or a tensor as the initial scale: such a
+    scaler stays torch's and is recorded by `watch`.
+    """
+    if issubclass(theirs, GradScaler):
+        return True
+    try:
+        given = inspect.signature(theirs.__init__).bind(None, *args, **kwargs)
+        given.apply_defaults()
+        chosen(None, tuple(given.arguments[name] for name in SETTINGS))
+    except ConfigError:
+        return False
+    except TypeError:
+        # Wrong arguments: the constructor raises.
+        return True
+    return True
 
 
 def _unpickled(theirs: Any) -> GradScaler:
@@ -199,17 +326,13 @@ def _recorded(ours: type[GradScaler], theirs: type, session: Session) -> type:
 
 
 def _recorder(session: Session, **settings: Any) -> Recorder:
-    def made(path: object) -> None:
-        session.note(file=str(path))
-
-    def failed(error: GradscaleError) -> None:
+    def failed(error: GradscaleError | GradscaleWarning) -> None:
         session.note(failed=str(error))
 
     return Recorder(
         session.file,
-        numbered=True,
         quiet=True,
-        made=made,
+        made=session.note_file,
         failed=failed,
         process=process_here,
         **settings,

@@ -271,9 +271,11 @@ def _input_peak(
 ) -> float:
     """Return the largest finite magnitude among a module's inputs.
 
-    For a module without observed inputs, that of the last tensor before it.
+    An input that came from outside of all modules is one of them. For a module without
+    observed inputs, that of the last tensor before it.
     """
-    before = [each for each in forward if each.stats < observed.stats]
+    given = observed.tensor == "input" and observed.caller == NO_MODULE
+    before = [each for each in forward if each.stats < observed.stats + given]
     inputs = [
         each
         for each in before

@@ -102,7 +102,9 @@ class Location:
         parts = []
         if self.direction == "backward":
             parts.append(f"forward pass finite (absmax {self.forward_peak:.3g})")
-        parts.append(f"largest finite input of the operation {self.peak:.3g}")
+        # An input may have no finite element.
+        if self.peak or self.tensor != "input":
+            parts.append(f"largest finite input of the operation {self.peak:.3g}")
         if self.fits_at is not None:
             parts.append(f"S <= {power(self.fits_at)} is needed")
         elif self.searched:

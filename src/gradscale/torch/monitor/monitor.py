@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gradscale.core.records import COLLAPSED_AFTER, StepRecord
-from gradscale.errors import HopelessRun, ScaleCollapsed
+from gradscale.errors import ScaleCollapsed
 from gradscale.judge.judge import Judgement
 from gradscale.judge.verdict_table import codes_where, verdicts_where
 from gradscale.recording.recorded_run import RecordedRun
@@ -100,6 +100,8 @@ class Monitor:
         # Each with the update in which it is judged, the same on every rank.
         self._waiting: deque[tuple[int, PendingEvidence]] = deque()
         self._bad = 0
+        # Of the last step that was not finite.
+        self._culprits: list[str] = []
         self._begun = False
         self._end: weakref.finalize[..., Any] | None = None
         self._locations = LocationReport(self._run)
@@ -115,7 +117,6 @@ class Monitor:
             steps: What each optimizer has done. Not to be changed afterwards.
 
         Raises:
-            StateError: The run file cannot be made, or is there already.
             ScaleCollapsed: The scale stays at its floor.
             HopelessRun: No scale can help, and `guard` is "raise".
         """
@@ -133,16 +134,17 @@ class Monitor:
         rows = self._copies.advance(state)
         if not rows and not self._waiting:
             return
-        try:
-            self._judge_rows(rows, scaler.state_dict)
-            self._guard_scale(rows, scaler)
-        except (ScaleCollapsed, HopelessRun) as error:
-            if isinstance(error, ScaleCollapsed):
-                self._judge_waiting(scaler.state_dict)
-            # A caller that catches it goes on: rows up to here must not raise again.
-            self._copies.drain(state)
-            self._waiting.clear()
-            raise
+        self._judge_rows(rows, scaler.state_dict)
+        error: Exception | None = self._run.hopeless
+        if error is None:
+            error = self._guard_scale(rows, scaler)
+        if error is not None:
+            # Rows up to here are recorded, and do not raise again if the caller
+            # catches the error and goes on.
+            self._judge_rows(self._copies.drain(state), None)
+            self._judge_waiting(None)
+            self._run.hopeless = None
+            raise error
 
     def drop(self, key: int) -> None:
         """Let go of the parameters of an optimizer that was deleted."""
@@ -180,17 +182,22 @@ class Monitor:
             "Replay the batch with scaler.diagnose(closure) to find the module."
         )
 
-    def _guard_scale(self, rows: Sequence[HostRow], scaler: Any) -> None:
-        """Raise or warn as the facts of the rows demand."""
+    def _guard_scale(
+        self, rows: Sequence[HostRow], scaler: Any
+    ) -> ScaleCollapsed | None:
+        """Warn as the facts of the rows demand; return the error of a collapse."""
         policy = scaler.policy
         fixed = policy.min_scale == policy.max_scale
         for record, refused, _ in rows:
             if record.floor_steps >= COLLAPSED_AFTER:
-                raise messages.collapsed(record, policy, scaler.last)
+                # For the names that the findings have.
+                self._judge_waiting(scaler.state_dict)
+                return messages.collapsed(record, policy, self._culprits)
             if refused:
                 self._warn.refused_scale(policy)
             if fixed and record.read and not record.applied:
                 self._warn.static_skip(record.scale)
+        return None
 
     def _begin(self, owner: Any, state: DeviceState) -> None:
         """Make the run file, if there is to be one.
@@ -198,17 +205,14 @@ class Monitor:
         Args:
             owner: With it all is closed, if the process does not end before.
             state: Rows that are not judged at the end come from it.
-
-        Raises:
-            StateError: The file cannot be made, or is there already.
         """
-        recorder = self._run.recorder
         self._begun = True
         last = partial(_drain, self, state, os.getpid())
+        self._run.begin()
+        recorder = self._run.recorder
         if recorder is None:
             self._end = weakref.finalize(owner, last)
             return
-        recorder.begin()
         recorder.before_end(last)
         self._end = weakref.finalize(owner, recorder.let_go)
         # At the end of the process the recorder closes its file itself.
@@ -289,10 +293,12 @@ class Monitor:
         self, case: PendingEvidence, state_dict: Callable[[], dict[str, Any]] | None
     ) -> None:
         """Judge a step, record it, report the findings."""
-        order, suspect = self.module_hooks.backward_order, self._bad >= SUSPECT
+        order, record = self.module_hooks.backward_order, case.record
+        suspect = self._bad >= SUSPECT or record.floor_steps >= COLLAPSED_AFTER
         found = self._evidence.finish(case, order, suspect=suspect)
         judge, sample = self._run.judge, case.sample
         judge.tensors = max(judge.tensors, found.tensors)
+        self._culprits = found.culprits
         judged = self._run.record_step(
             found.record,
             found.culprits,

@@ -47,8 +47,9 @@ class TorchFinder:
 
 def patch():
     """Make the first construction of a scaler import gradscale and install it."""
-    # Not at the top: torch has imported it by now, other processes need not.
+    # Not at the top: torch has imported them by now, other processes need not.
     from inspect import signature
+    from threading import Lock
 
     try:
         base = sys.modules["torch"].amp.GradScaler
@@ -57,15 +58,20 @@ def patch():
         note(error)
         return
 
-    def new(cls, *args, **kwargs):
-        base.__new__ = plain_new
-        try:
-            from gradscale.torch.attach.patch import install
+    lock = Lock()
 
-            install()
-        except Exception as error:
-            # Whatever is raised, the script must run as it does without gradscale.
-            note(error)
+    def new(cls, *args, **kwargs):
+        with lock:
+            # Another thread may have installed it meanwhile.
+            if base.__new__ is new:
+                try:
+                    from gradscale.torch.attach.patch import install
+
+                    install()
+                except Exception as error:
+                    # Whatever is raised, the script runs as without gradscale.
+                    base.__new__ = plain_new
+                    note(error)
         return base.__new__(cls, *args, **kwargs)
 
     # inspect.signature(GradScaler) shows torch's arguments.
