@@ -18,7 +18,10 @@ from gradscale.torch import GradScaler
 
 KINDS: dict[str, Callable[..., Any]] = {
     "SGD": torch.optim.SGD,
-    "momentum": lambda params, **how: torch.optim.SGD(params, momentum=0.9, **how),
+    # Not fused: torch leaves its momentum uninitialised when the first step is skipped.
+    "momentum": lambda params, **how: torch.optim.SGD(
+        params, momentum=0.9, **_unfused(how)
+    ),
     "Adam": torch.optim.Adam,
     "AdamW": torch.optim.AdamW,
     "amsgrad": lambda params, **how: torch.optim.Adam(params, amsgrad=True, **how),

@@ -1121,7 +1121,7 @@ with tempfile.TemporaryDirectory() as folder:
         advice=(
             "Give each run its own file.",
             "If this is the same run, resumed from a checkpoint, pass resume=True: "
-            "repeated steps replace the old ones.",
+            "repeated steps replace the old ones, and a copy of the file is kept.",
             "Delete the file if you do not need it.",
         ),
     ),
