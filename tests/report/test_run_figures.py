@@ -18,7 +18,10 @@ def drawn(path):
     with open_run(path) as run:
         spec = run_figure(diagnose_run(run)).to_dict()
     panels = [
-        [(layer["mark"]["type"], layer["data"]["values"]) for layer in panel["layer"]]
+        [
+            (layer["mark"]["type"], layer.get("data", panel.get("data"))["values"])
+            for layer in panel["layer"]
+        ]
         for panel in spec["vconcat"]
     ]
     return spec, panels

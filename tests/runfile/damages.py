@@ -23,7 +23,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -320,10 +320,10 @@ def hostile_values(path: Path, rng: random.Random) -> None:
             stored = rng.choice(("?", "?", "?", "CAST(x'ff' AS TEXT)", "? || x'1b'"))
             chosen = rng.choice(("1", "chance() < 0.1", "chance() < 0.02"))
             values = (value,) * stored.count("?")
-            file.execute(
-                f"UPDATE OR IGNORE {table} SET {column} = {stored} WHERE {chosen}",
-                values,
-            )
+            update = f"UPDATE OR IGNORE {table} SET {column} = {stored} WHERE {chosen}"
+            # SQLite itself keeps the keys of rows integers.
+            with suppress(sqlite3.IntegrityError):
+                file.execute(update, values)
 
 
 def hostile_json(path: Path, rng: random.Random) -> None:

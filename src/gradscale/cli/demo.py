@@ -74,6 +74,9 @@ def demo(
     - `gradscale demo` – print the table and draw the figure
     - `gradscale demo --seed 1` – repeat with other weights
     - `gradscale demo --json` – print JSON instead of the table
+
+    The exit code is 0, or 1 if PyTorch, or the library that draws the figure, is not
+    installed.
     """
     check_png(out, "--out")
     # Torch warns if NumPy is missing; the demo does not use it.

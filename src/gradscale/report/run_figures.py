@@ -89,7 +89,7 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
         # The last step ends one unit to the right of the axis.
         .mark_rect(clip=True)
         .encode(
-            x=alt.X("first:Q", scale=x.scale),
+            x=alt.X("first:Q", scale=_step_scale(diagnosis)),
             x2="last:Q",
             color=alt.Color("colour:N", scale=None),
         )
@@ -118,13 +118,17 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
     return alt.layer(*layers).properties(width=WIDTH, height=240, title=caption(text))
 
 
+def _step_scale(diagnosis: Diagnosis) -> alt.Scale:
+    timeline = diagnosis.timeline
+    return alt.Scale(domain=[timeline.first, max(timeline.last, 2)], nice=False)
+
+
 def _steps(diagnosis: Diagnosis) -> alt.X:
     """Return the axis of steps, the same in all panels."""
-    timeline = diagnosis.timeline
     return alt.X(
         "step:Q",
         title="step",
-        scale=alt.Scale(domain=[timeline.first, max(timeline.last, 2)], nice=False),
+        scale=_step_scale(diagnosis),
         axis=alt.Axis(grid=False, tickCount=8, tickMinStep=1, format=",d"),
     )
 
@@ -141,17 +145,18 @@ def _loss_panel(diagnosis: Diagnosis, losses: list[dict[str, float]]) -> alt.Lay
     # On a linear axis a loss that falls or diverges by more is a right angle.
     log = 0.0 < _WIDE * low < high
     x = _steps(diagnosis)
+    heights = alt.Scale(type="log" if log else "linear", zero=False)
     y = alt.Y(
         "mean:Q",
         title="loss",
-        scale=alt.Scale(type="log" if log else "linear", zero=False),
+        scale=heights,
         axis=alt.Axis(tickCount=5),
     )
     data, width = alt.Data(values=losses), diagnosis.losses.width
     band = (
         alt.Chart(data)
         .mark_area(color=LINE, opacity=0.2)
-        .encode(x=x, y=alt.Y("low:Q", scale=y.scale), y2="high:Q")
+        .encode(x=x, y=alt.Y("low:Q", scale=heights), y2="high:Q")
     )
     # One finite loss is no line.
     shape = {"type": "line"} if len(losses) > 1 else {"type": "point", "filled": True}

@@ -126,14 +126,6 @@ def number(value: Any) -> float:
     raise ValueError(f"{_shown(value)} is no number")
 
 
-def magnitude(value: Any) -> float:
-    """Return a float that is not negative."""
-    size = number(value)
-    if size < 0.0:
-        raise ValueError(f"{size:g} is negative")
-    return size
-
-
 def code(value: Any) -> str:
     """Return a code of the catalogue, of this or a newer version."""
     if type(value) is str and _CODE.fullmatch(value):
@@ -239,14 +231,14 @@ STEPS = Table(
         "scale": number,
         "applied": flag,
         "verdict": code,
-        "norm": optional(magnitude),
-        "amax": optional(magnitude),
+        "norm": optional(number),
+        "amax": optional(number),
         "loss": optional(number),
     },
 )
 NEWEST = Table("steps", {"step": optional(step_number)})
 TENSORS = Table("tensors", {"id": count, "name": name})
-PEAKS = Table("peaks", {"tensor": count, "name": name, "peak": magnitude})
+PEAKS = Table("peaks", {"tensor": count, "name": name, "peak": number})
 SAMPLES = Table(
     "samples",
     {

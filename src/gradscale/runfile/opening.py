@@ -14,7 +14,7 @@ from gradscale.runfile.schema import damaged, is_locked, refuse_foreign
 BUSY_SECONDS = 10.0
 # Instructions of SQLite's virtual machine in one read: 10,000 steps take 200,000, the
 # peaks of 100,000 tensors 3 million. In a damaged file a query may never end.
-MOST_INSTRUCTIONS = 20_000_000
+MOST_INSTRUCTIONS = 5_000_000
 _COUNTED_BY = 100_000
 # Bytes of a row.
 LONGEST_ROW = 16 << 20
