@@ -82,7 +82,7 @@ def open_readonly(path: Path) -> Opened:
     except sqlite3.OperationalError as error:
         if is_locked(error):
             raise busy(path) from error
-    except (OSError, sqlite3.DatabaseError) as error:
+    except (OSError, MemoryError, sqlite3.DatabaseError) as error:
         raise damaged(path, error) from error
     return _open_copy(path)
 
@@ -147,7 +147,7 @@ def _open_copy(path: Path) -> Opened:
         _refuse_names(_beside(copy, "-journal"), path)
         connection = sqlite3.connect(copy, isolation_level=None)
         return Opened(connection, _checked(connection, path), folder, copied)
-    except (OSError, sqlite3.DatabaseError) as error:
+    except (OSError, MemoryError, sqlite3.DatabaseError) as error:
         folder.cleanup()
         raise damaged(path, error) from error
     except BaseException:

@@ -181,7 +181,6 @@ class Run:
             # Called from another thread: an error of the caller, not of the file.
             raise
         except (sqlite3.Error, ValueError, MemoryError) as error:
-            # sqlite3 raises MemoryError for a text on a page that is lost.
             if opened.budget.left < 0:
                 endless = ValueError("a table has no end")
                 raise damaged(self.path, endless) from error

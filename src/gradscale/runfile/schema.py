@@ -165,8 +165,10 @@ def _squeezed(statement: object) -> str:
 
 def damaged(path: Path, error: Exception) -> StateError:
     """Return the error for a file that SQLite cannot read."""
+    # sqlite3 raises MemoryError, without a text, for a text on a page that is lost.
+    why = str(error) or "a text cannot be read"
     return StateError(
-        f"{path} is damaged or not a run file: {error}. Its content cannot be "
+        f"{path} is damaged or not a run file: {why}. Its content cannot be "
         "trusted. Copy it again together with the files of the same name that end in "
         "-wal or -journal, or recover the rest with: sqlite3 FILE .recover",
         code="GS306",
