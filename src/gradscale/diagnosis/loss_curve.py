@@ -25,14 +25,14 @@ class Piece(NamedTuple):
 
 
 class _Sum(NamedTuple):
-    count: int
+    number: int
     total: float
     low: float
     high: float
 
     def joined(self, other: "_Sum") -> "_Sum":
         return _Sum(
-            self.count + other.count,
+            self.number + other.number,
             self.total + other.total,
             min(self.low, other.low),
             max(self.high, other.high),
@@ -74,7 +74,7 @@ class LossCurve:
         """Yield the pieces that have a loss, in the order of steps."""
         for place, found in self._sums.items():
             step = self._first + place * self.width
-            yield Piece(step, found.total / found.count, found.low, found.high)
+            yield Piece(step, found.total / found.number, found.low, found.high)
 
     def _double(self) -> None:
         sums, self._sums = self._sums, {}

@@ -84,8 +84,8 @@ def fitted_table(
         shown.remove(place)
     table = table_of(title)
     for place in shown:
-        side = "right" if columns[place].right else "left"
-        table.add_column(columns[place].title, justify=side, no_wrap=True)
+        title, _, right = columns[place]
+        table.add_column(title, justify="right" if right else "left", no_wrap=True)
     table.columns[0].no_wrap = True
     for row, name in zip(rows, names, strict=True):
         style = row[0].style if isinstance(row[0], Text) else ""

@@ -158,10 +158,12 @@ def _loss_panel(diagnosis: Diagnosis, losses: list[dict[str, float]]) -> alt.Lay
         .mark_area(color=LINE, opacity=0.2)
         .encode(x=x, y=alt.Y("low:Q", scale=heights), y2="high:Q")
     )
+    points = alt.Chart(data).encode(x=x, y=y)
     # One finite loss is no line.
-    shape = {"type": "line"} if len(losses) > 1 else {"type": "point", "filled": True}
-    line = alt.Chart(data, mark={**shape, "color": LINE, "strokeWidth": 1.2}).encode(
-        x=x, y=y
+    line = (
+        points.mark_line(color=LINE, strokeWidth=1.2)
+        if len(losses) > 1
+        else points.mark_point(color=LINE, filled=True)
     )
     text = "Loss before scaling; values that are not finite are left out"
     if width > 1:

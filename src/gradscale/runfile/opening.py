@@ -21,6 +21,9 @@ LONGEST_ROW = 16 << 20
 # The offset of the write version in SQLite's header, and its value for WAL.
 _WRITE_VERSION = 18
 _WAL = 2
+# Errors of a damaged file, beside SQLite's own: a message that is not UTF-8, a text on a
+# page that is lost.
+_DAMAGE = (OSError, sqlite3.DatabaseError, UnicodeError, MemoryError)
 # The end of a journal that names a file which SQLite deletes after the recovery.
 _NAMES_A_FILE = bytes.fromhex("d9d505f920a163d7")
 
@@ -82,7 +85,7 @@ def open_readonly(path: Path) -> Opened:
     except sqlite3.OperationalError as error:
         if is_locked(error):
             raise busy(path) from error
-    except (OSError, MemoryError, sqlite3.DatabaseError) as error:
+    except _DAMAGE as error:
         raise damaged(path, error) from error
     return _open_copy(path)
 
@@ -147,7 +150,7 @@ def _open_copy(path: Path) -> Opened:
         _refuse_names(_beside(copy, "-journal"), path)
         connection = sqlite3.connect(copy, isolation_level=None)
         return Opened(connection, _checked(connection, path), folder, copied)
-    except (OSError, MemoryError, sqlite3.DatabaseError) as error:
+    except _DAMAGE as error:
         folder.cleanup()
         raise damaged(path, error) from error
     except BaseException:
