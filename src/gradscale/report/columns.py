@@ -84,8 +84,8 @@ def fitted_table(
         shown.remove(place)
     table = table_of(title)
     for place in shown:
-        title, _, right = columns[place]
-        table.add_column(title, justify="right" if right else "left", no_wrap=True)
+        heading, _, right = columns[place]
+        table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     table.columns[0].no_wrap = True
     for row, name in zip(rows, names, strict=True):
         style = row[0].style if isinstance(row[0], Text) else ""

@@ -21,8 +21,8 @@ LONGEST_ROW = 16 << 20
 # The offset of the write version in SQLite's header, and its value for WAL.
 _WRITE_VERSION = 18
 _WAL = 2
-# Errors of a damaged file, beside SQLite's own: a message that is not UTF-8, a text on a
-# page that is lost.
+# Errors of a damaged file. Beside SQLite's own: for a message that is not UTF-8, and for
+# a text on a page that is lost.
 _DAMAGE = (OSError, sqlite3.DatabaseError, UnicodeError, MemoryError)
 # The end of a journal that names a file which SQLite deletes after the recovery.
 _NAMES_A_FILE = bytes.fromhex("d9d505f920a163d7")
