@@ -21,7 +21,7 @@ LONGEST_ROW = 16 << 20
 # The offset of the write version in SQLite's header, and its value for WAL.
 _WRITE_VERSION = 18
 _WAL = 2
-# Errors of a damaged file. Beside SQLite's own: for a message that is not UTF-8, and for
+# Errors of a damaged file. Beside SQLite's own: of a message that is not UTF-8, and of
 # a text on a page that is lost.
 _DAMAGE = (OSError, sqlite3.DatabaseError, UnicodeError, MemoryError)
 # The end of a journal that names a file which SQLite deletes after the recovery.
