@@ -13,6 +13,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import signal
 import sqlite3
@@ -47,6 +48,15 @@ ENDLESS = (
     "SELECT n AS step, 0.0 AS time, 1.0 AS scale, 1 AS applied, 'GS000' AS verdict, "
     "1.0 AS norm, 1.0 AS amax, 1.0 AS loss FROM endless"
 )
+# Runs a command and saves its memory. The peak of getrusage is no measure: a process
+# inherits that of the one that started it.
+MEASURED = """
+import atexit, shutil, sys
+target = sys.argv.pop(1)
+atexit.register(shutil.copyfile, "/proc/self/status", target)
+from gradscale.cli import main
+main()
+"""
 TEXTS = (
     "",
     "NaN",
@@ -474,13 +484,13 @@ def run_here(arguments: list[str]) -> Outcome:
 
 def run_apart(arguments: list[str]) -> Outcome:
     """Run a command in a process of its own, and measure its memory."""
-    command = [sys.executable, "-m", "gradscale", *arguments]
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as output, tempfile.NamedTemporaryFile() as status:
+        command = [sys.executable, "-c", MEASURED, status.name, *arguments]
         process = subprocess.Popen(command, stdout=output, stderr=output)
         until = time.monotonic() + HANGS
         used = None
         while time.monotonic() < until:
-            pid, status, used = os.wait4(process.pid, os.WNOHANG)
+            pid, ended, used = os.wait4(process.pid, os.WNOHANG)
             if pid:
                 break
             if arguments[0] == "tail" and time.monotonic() > until - HANGS / 2:
@@ -491,10 +501,11 @@ def run_apart(arguments: list[str]) -> Outcome:
             process.kill()
             process.wait()
             return Outcome(-1, "hangs", HANGS)
-        process.returncode = code = os.waitstatus_to_exitcode(status)
+        process.returncode = code = os.waitstatus_to_exitcode(ended)
         output.seek(0)
         text = output.read().decode("utf-8", "replace")
-    seconds, megabytes = used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
+        [peak] = re.findall(r"VmHWM:\s+(\d+) kB", status.read().decode())
+    seconds, megabytes = used.ru_utime + used.ru_stime, int(peak) / 1024
     trouble = _trouble(code, text, seconds)
     if megabytes > MEGABYTES:
         trouble = f"{megabytes:.0f} MB"
