@@ -105,6 +105,21 @@ def test_a_missing_file_is_refused_with_a_code(tmp_path, command):
     assert "GS306" in done.stderr
 
 
+def test_a_run_without_an_end_is_told(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, True, "GS000")
+        writer.flush()
+        shown = call("doctor", tmp_path / "run.gs").stdout
+    assert "still running, or killed" in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("command", [(), ("report",), ("explain",), ("run",)])
+def test_the_help_has_no_type_for_flags(command):
+    shown = call(*command, "--help", columns=120).stdout
+    assert "--help" in shown
+    assert "bool" not in shown.lower()
+
+
 @pytest.mark.parametrize("command", ["report", "tail", "diff", "doctor"])
 def test_the_help_has_examples(command):
     shown = call(command, "--help", columns=120).stdout

@@ -1,7 +1,9 @@
 """`gradscale report`: one screen, JSON, and a PNG."""
 
 import json
+import os
 import struct
+import subprocess
 import sys
 
 import pytest
@@ -39,7 +41,33 @@ def test_the_screen_has_an_underflow_table_where_there_are_samples(tmp_path):
     assert "at 2^-4" in shown
 
 
-@pytest.mark.parametrize("columns", [120, 80, 60])
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "cp437"])
+@pytest.mark.parametrize("command", ["report", "doctor", "tail", "--help"])
+def test_an_encoding_without_the_characters_of_a_screen_is_no_error(
+    collapsed, command, encoding
+):
+    done = subprocess.run(
+        [sys.executable, "-m", "gradscale", command, str(collapsed)],
+        env={**os.environ, "PYTHONIOENCODING": encoding, "COLUMNS": "100"},
+        capture_output=True,
+        check=False,
+    )
+    assert done.stderr == b""
+    assert done.returncode in (0, 2)
+    shown = done.stdout.decode(encoding)
+    if command == "report":
+        # The chart is in ASCII: nothing of it is replaced.
+        axis = "       +" + "-" * 91
+        assert axis in shown
+
+
+@pytest.mark.parametrize("command", ["report", "doctor", "tail"])
+def test_no_line_of_a_pipe_ends_in_blanks(collapsed, command):
+    lines = call(command, collapsed).stdout.splitlines()
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("columns", [120, 80, 60, 44])
 @pytest.mark.parametrize("history", [runs.healthy, runs.collapse, runs.nan_loss])
 def test_the_screen_fits_the_terminal(tmp_path, history, columns):
     runs.write(tmp_path / "run.gs", history(), culprits=runs.sick_tensors)
@@ -108,6 +136,8 @@ def test_a_missing_plotting_library_is_named_with_the_install_line(
     done = call("report", collapsed, "--png", tmp_path / "out.png")
     assert done.exit_code == 1
     assert "pip install 'gradscale[report]'" in done.stderr
+    assert "400 steps, 101 skipped" in done.stdout
+    assert "Figure written" not in done.stdout
 
 
 def test_a_long_run_shows_its_progress_on_a_terminal(collapsed, monkeypatch):

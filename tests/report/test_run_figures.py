@@ -1,10 +1,14 @@
 """The figures of a run: the data of their layers."""
 
+import math
+
 import pytest
 
 from gradscale.core.records import Verdict
 from gradscale.diagnosis import diagnose_run
+from gradscale.judge.verdict_table import codes_where
 from gradscale.report.run_figures import PIECES, run_figure
+from gradscale.report.style import VERDICT_STYLES
 from gradscale.runfile import RunWriter, TensorSample, open_run
 from tests.diagnosis import runs
 
@@ -14,7 +18,10 @@ def drawn(path):
     with open_run(path) as run:
         spec = run_figure(diagnose_run(run)).to_dict()
     panels = [
-        [(layer["mark"]["type"], layer["data"]["values"]) for layer in panel["layer"]]
+        [
+            (layer["mark"]["type"], layer.get("data", panel.get("data"))["values"])
+            for layer in panel["layer"]
+        ]
         for panel in spec["vconcat"]
     ]
     return spec, panels
@@ -41,7 +48,7 @@ def test_marks_have_step_scale_and_verdict(tmp_path):
 
 def test_a_near_floor_is_drawn_and_a_far_ceiling_is_in_the_subtitle(tmp_path):
     runs.write(tmp_path / "run.gs", runs.collapse())
-    spec, [panel] = drawn(tmp_path / "run.gs")
+    spec, [panel, _] = drawn(tmp_path / "run.gs")
     assert rows(panel, "rule") == [{"log2": -24.0, "text": "floor 2^-24"}]
     assert "between 2^-24 and 2^126" in spec["title"]["subtitle"]
 
@@ -55,7 +62,7 @@ def test_a_far_floor_is_in_the_subtitle_and_not_drawn(tmp_path):
 
 def test_phases_that_are_not_steady_are_shaded(tmp_path):
     runs.write(tmp_path / "run.gs", runs.collapse())
-    _, [panel] = drawn(tmp_path / "run.gs")
+    _, [panel, _] = drawn(tmp_path / "run.gs")
     shades = [(row["first"], row["last"]) for row in rows(panel, "rect")]
     assert shades == [(300, 341), (341, 401)]
 
@@ -154,3 +161,61 @@ def test_a_long_title_is_cut_at_the_semicolon(tmp_path):
         writer.event("GS104", step=1, data={"what": what})
     spec, _ = drawn(tmp_path / "run.gs")
     assert spec["title"]["text"] == f"GS104 the loss is nan{' again' * 9}"
+
+
+# --- the loss -------------------------------------------------------------------------
+
+
+def written(path, losses):
+    """Write a run with these losses; return the panel of its loss."""
+    with RunWriter(path, backlog=1 << 20) as writer:
+        for step, loss in enumerate(losses, start=1):
+            writer.step(step, 1024.0, True, "GS000", loss=loss)
+    spec, panels = drawn(path)
+    return spec["vconcat"][1], panels[1]
+
+
+def test_the_loss_is_drawn_below_the_scale(tmp_path):
+    spec, panel = written(tmp_path / "run.gs", [3.0, 2.0, math.nan, math.inf, 1.5])
+    points = [(row["step"], row["mean"]) for row in rows(panel, "line")]
+    assert points == [(1, 3.0), (2, 2.0), (5, 1.5)]
+    assert spec["layer"][1]["encoding"]["y"]["scale"]["type"] == "linear"
+
+
+def test_a_loss_over_many_magnitudes_has_a_logarithmic_axis(tmp_path):
+    spec, _ = written(tmp_path / "run.gs", [1e-3, 1.0, 1e3])
+    assert spec["layer"][1]["encoding"]["y"]["scale"]["type"] == "log"
+
+
+def test_the_loss_of_a_long_run_is_drawn_as_mean_and_range(tmp_path):
+    spec, panel = written(tmp_path / "run.gs", [1.0, 3.0] * 2000)
+    points = rows(panel, "line")
+    assert len(points) == 500
+    assert points[1] == {"step": 9, "mean": 2.0, "low": 1.0, "high": 3.0}
+    assert spec["title"]["text"].endswith("mean and range of 8 steps")
+
+
+def test_a_run_without_a_finite_loss_has_no_panel_of_it(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        for step, loss in enumerate((None, math.nan, math.inf), start=1):
+            writer.step(step, 1024.0, True, "GS000", loss=loss)
+    assert len(drawn(tmp_path / "run.gs")[1]) == 1
+
+
+def test_a_loss_that_is_far_beyond_float32_is_left_out(tmp_path):
+    _, panel = written(tmp_path / "run.gs", [1.0, 1e300, -1e308, 2.0])
+    assert [row["mean"] for row in rows(panel, "line")] == [1.0, 2.0]
+
+
+def test_no_two_verdicts_look_the_same(tmp_path):
+    looks = [(style.colour, style.shape) for style in VERDICT_STYLES.values()]
+    assert len(set(looks)) == len(looks)
+    hopeless = [Verdict(code) for code in codes_where(lambda row: row.hopeless)]
+    colours = [VERDICT_STYLES[verdict].colour for verdict in hopeless]
+    assert len(set(colours)) == len(colours)
+
+
+def test_one_step_is_not_several(tmp_path):
+    written(tmp_path / "run.gs", [1.0])
+    spec, _ = drawn(tmp_path / "run.gs")
+    assert spec["title"]["subtitle"] == "run.gs: 1 step, 0 skipped"

@@ -50,7 +50,7 @@ def test_a_constant_scale_is_one_line_at_its_power():
     lines = chart(timeline_of([10] * 50), braille=False)
     [line] = [line for line in lines if "*" in line]
     place = lines.index(line)
-    assert line == "       │" + "*" * 19
+    assert line == "       |" + "*" * 19
     assert [lines[place - 1][:6], lines[place + 1][:6]] == ["  2^11", "   2^9"]
 
 
@@ -193,6 +193,42 @@ def test_long_names_of_culprits_are_shortened_in_the_middle(tmp_path):
     )
     shown = printed(run_screen(diagnosed(tmp_path / "run.gs"), 80), 80)
     assert re.search(r"encoder\.la\S+…\S+weight +101 +101 +0 +300 – 400", shown)
+
+
+@pytest.mark.parametrize(("amax", "text"), [(65504.0 * 1.25, "0.3 bits above 65504")])
+def test_gradients_beyond_float16_are_above_it(tmp_path, amax, text):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, True, "GS000", amax=amax)
+    assert summary(diagnosed(tmp_path / "run.gs"))["headroom"] == text
+    assert vitals(followed(tmp_path / "run.gs"))["headroom"] == text
+
+
+def test_a_share_of_nearly_all_steps_is_not_all_of_them(tmp_path):
+    with RunWriter(tmp_path / "run.gs", backlog=1 << 20) as writer:
+        for step in range(1, 4001):
+            skipped = step in (100, 200)
+            writer.step(step, 4.0, not skipped, "GS201" if skipped else "GS000")
+    shown = printed(run_screen(diagnosed(tmp_path / "run.gs"), 100))
+    assert re.search(r"ok +GS000 +3,998 +99\.95 %", shown)
+
+
+def test_a_run_that_was_killed_is_told_in_the_headline(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, True, "GS000")
+        writer.flush()
+        shown = headline(diagnosed(tmp_path / "run.gs")).plain
+    assert shown == "run.gs  healthy  1 step, 0 skipped, still running, or killed"
+    assert "killed" not in headline(diagnosed(tmp_path / "run.gs")).plain
+
+
+@pytest.mark.parametrize("width", [40, 44, 50, 60, 80])
+def test_a_narrow_screen_keeps_names_and_whole_numbers(tmp_path, width):
+    runs.write(tmp_path / "run.gs", runs.collapse(), culprits=runs.sick_tensors)
+    shown = printed(run_screen(diagnosed(tmp_path / "run.gs"), width), width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert re.search(r"decoder\S+weight +101", shown)
+    assert re.search(r"collapse +\S* *60", shown)
+    assert not re.search(r"\d…", shown)
 
 
 # --- the live screen ------------------------------------------------------------------

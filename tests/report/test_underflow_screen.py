@@ -55,7 +55,7 @@ def first_words(shown):
     return [re.split(r"  +", line.strip())[0] for line in lines[begin + 1 :]]
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 120])
+@pytest.mark.parametrize("width", [44, 60, 80, 100, 120])
 def test_no_name_is_broken_over_lines(tmp_path, width):
     shown = table(tmp_path / "run.gs", {LONG: HEALTHY, "head.bias": HEALTHY}, width)
     names = first_words(shown)
@@ -67,7 +67,7 @@ def test_no_name_is_broken_over_lines(tmp_path, width):
     assert len(front) >= 5
 
 
-@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("width", [40, 44, 60, 80, 100])
 def test_the_table_fits_the_terminal(tmp_path, width):
     seen = {LONG: SINKING, "head.bias": ZEROS}
     shown = printed(run_screen(diagnosed(tmp_path / "run.gs", seen), width), width)

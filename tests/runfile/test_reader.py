@@ -11,7 +11,7 @@ import time
 import pytest
 
 from gradscale import OrderError, StateError
-from gradscale.runfile import RunWriter, open_run, reader
+from gradscale.runfile import RunWriter, open_run, opening, reader
 from tests.runfile import killed
 
 JOURNALS = ["wal", "truncate"]
@@ -282,7 +282,7 @@ def test_damaged_meta_is_refused(finished):
 
 
 def test_a_lock_that_stays_is_said_to_be_one(finished, monkeypatch):
-    monkeypatch.setattr(reader, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(opening, "BUSY_SECONDS", 0.05)
     file = sqlite3.connect(finished, isolation_level=None)
     file.execute("BEGIN EXCLUSIVE")
     code, text = refused(finished)

@@ -1,14 +1,24 @@
 """The command line: one module per command."""
 
+import sys
 from importlib import import_module
+from io import TextIOWrapper
 from pkgutil import iter_modules
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command as click_command
 
 from gradscale import __version__
+
+
+class Command(TyperCommand):
+    """A command whose help shows no type for flags."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, the help option included."""
+        return _untyped_flags(super().get_params(ctx))
 
 
 class Commands(TyperGroup):
@@ -17,6 +27,10 @@ class Commands(TyperGroup):
     Modules with a leading underscore are no commands. A command is imported when it
     is called: `explain` loads no framework.
     """
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the parameters, the help option included."""
+        return _untyped_flags(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
@@ -30,8 +44,16 @@ class Commands(TyperGroup):
         module = import_module(f"gradscale.cli.{cmd_name}")
         single = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         settings = getattr(module, "CONTEXT", None)
-        single.command(cmd_name, context_settings=settings)(getattr(module, cmd_name))
+        declare = single.command(cmd_name, cls=Command, context_settings=settings)
+        declare(getattr(module, cmd_name))
         return click_command(single)
+
+
+def _untyped_flags(parameters: list[Any]) -> list[Any]:
+    for each in parameters:
+        if isinstance(each, TyperOption) and each.is_flag:
+            each.metavar = ""
+    return parameters
 
 
 app = typer.Typer(
@@ -69,4 +91,7 @@ def _root(
 
 def main() -> None:
     """Run the command line."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Not every encoding has the characters of tables and names.
+        sys.stdout.reconfigure(errors="replace")
     app()

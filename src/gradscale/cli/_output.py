@@ -1,4 +1,4 @@
-"""Output that several commands share: JSON, progress bar, PNG target. Not a command."""
+"""Output that several commands share: screens, JSON, figures. Not a command."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import (
     BarColumn,
     Progress,
@@ -16,8 +16,53 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
+
+from gradscale.core.formatting import printable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+class Screen:
+    """Renders content that may hold text of any origin.
+
+    Control characters are shown as escapes, and no line ends in blanks.
+    """
+
+    def __init__(self, content: RenderableType) -> None:
+        self._content = content
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> RenderResult:
+        """Yield the segments of each line."""
+        for line in Segment.split_lines(console.render(self._content, options)):
+            cells = [
+                Segment(printable(text), style, control)
+                for text, style, control in line
+            ]
+            while cells and not cells[-1].text.strip():
+                cells.pop()
+            if cells:
+                text, style, control = cells.pop()
+                cells.append(Segment(text.rstrip(), style, control))
+            yield from cells
+            yield Segment.line()
+
+
+def console_of() -> Console:
+    """Return the console of stdout. Text is never taken for markup."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
+    """Print content on stdout.
+
+    Args:
+        content: Text, tables, or a group of them.
+        soft_wrap: Do not break lines.
+    """
+    console_of().print(Screen(content), soft_wrap=soft_wrap)
 
 
 @contextmanager
@@ -49,9 +94,8 @@ def progress_bar(
 
 
 def print_json(data: object, *, nonfinite: Callable[[float], Any] = str) -> None:
-    """Print data as indented JSON without NaN and Infinity."""
-    value = json_value(data, nonfinite)
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """Print data as indented JSON without NaN and Infinity, in ASCII."""
+    typer.echo(json.dumps(json_value(data, nonfinite), indent=2))
 
 
 def json_value(value: Any, nonfinite: Callable[[float], Any] = str) -> Any:
@@ -90,6 +134,40 @@ def check_png(path: Path, option: str) -> None:
             "there. Create it, or give another path.",
             param_hint=option,
         )
+
+
+def save_figure(draw: Callable[[], Any], path: Path) -> str:
+    """Write a figure as PNG; return why it could not be drawn, empty if it was.
+
+    Args:
+        draw: Imports the plotting library and returns the chart.
+        path: The target.
+    """
+    try:
+        # Imported here: the screens need no plotting library.
+        from gradscale.report.figure_theme import save_png
+
+        save_png(draw(), path)
+    except ModuleNotFoundError as error:
+        if error.name not in ("altair", "vl_convert"):
+            raise
+        return str(error)
+    return ""
+
+
+def end_with_figure(path: Path, trouble: str, *, announce: bool) -> None:
+    """End a command that draws; exit with code 1 if the figure is missing.
+
+    Args:
+        path: Of the figure.
+        trouble: As returned by `save_figure`.
+        announce: Print the path.
+    """
+    if trouble:
+        typer.echo(f"Error: {trouble}", err=True)
+        raise typer.Exit(1)
+    if announce:
+        show(f"\nFigure written to {path}", soft_wrap=True)
 
 
 def prints_braille(console: Console) -> bool:

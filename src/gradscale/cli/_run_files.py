@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gradscale.cli._output import progress_bar
+from gradscale.core.formatting import printable
 from gradscale.errors import StateError
 from gradscale.runfile import Run, open_run
 
@@ -31,7 +32,7 @@ def opened(*paths: Path) -> Iterator[tuple[Run, ...]]:
             runs.append(open_run(path))
         yield tuple(runs)
     except StateError as error:
-        typer.echo(f"Error: {error}", err=True)
+        typer.echo(printable(f"Error: {error}"), err=True)
         raise typer.Exit(UNREADABLE) from error
     finally:
         for run in runs:

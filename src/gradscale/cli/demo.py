@@ -7,10 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from gradscale.cli._output import check_png, print_json, progress_bar
+from gradscale.cli._output import (
+    check_png,
+    end_with_figure,
+    print_json,
+    progress_bar,
+    save_figure,
+    show,
+)
 from gradscale.demo.settings import Settings
 from gradscale.errors import ConfigError
 from gradscale.report.demo_table import ComparisonRow, comparison_table
@@ -67,16 +74,17 @@ def demo(
     - `gradscale demo` – print the table and draw the figure
     - `gradscale demo --seed 1` – repeat with other weights
     - `gradscale demo --json` – print JSON instead of the table
+
+    The exit code is 0, or 1 if PyTorch, or the library that draws the figure, is not
+    installed.
     """
     check_png(out, "--out")
     # Torch warns if NumPy is missing; the demo does not use it.
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     try:
-        # Imported here: other commands need neither torch nor altair.
+        # Imported here: other commands do not need torch.
         from gradscale.demo.comparison import chosen_device, compare, planned_runs
         from gradscale.demo.conclusions import headline, sentences
-        from gradscale.report.demo_figure import comparison_figure
-        from gradscale.report.figure_theme import save_png
     except ModuleNotFoundError as error:
         raise _import_failure(error) from error
     try:
@@ -92,27 +100,34 @@ def demo(
     except FileNotFoundError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from error
-    chart = comparison_figure(
+    trouble = save_figure(lambda: _figure(comparison, headline(comparison)), out)
+    conclusions = sentences(comparison)
+    if as_json:
+        data = _as_dict(comparison, conclusions, None if trouble else str(out))
+        print_json(data, nonfinite=lambda value: None)
+    else:
+        _print(comparison, conclusions)
+    end_with_figure(out, trouble, announce=not as_json)
+
+
+def _figure(comparison: "Comparison", title: str) -> Any:
+    from gradscale.report.demo_figure import comparison_figure
+
+    return comparison_figure(
         comparison.runs,
         comparison.other_seeds,
         baseline=comparison.frequency_loss,
-        title=headline(comparison),
+        title=title,
         subtitle=_setup(comparison),
     )
-    save_png(chart, out)
-    if as_json:
-        data = _as_dict(comparison, sentences(comparison), out)
-        print_json(data, nonfinite=lambda value: None)
-    else:
-        _print(comparison, sentences(comparison), out)
 
 
 def _import_failure(error: ModuleNotFoundError) -> Exception:
-    if error.name not in ("torch", "altair", "vl_convert"):
+    if error.name != "torch":
         return error
     typer.echo(
-        f"Error: {error.name} is not installed. The demo trains with PyTorch and draws "
-        "with altair. Run: pip install 'gradscale[torch,report]'",
+        "Error: torch is not installed. The demo trains with PyTorch and draws with "
+        "altair. Run: pip install 'gradscale[torch,report]'",
         err=True,
     )
     return typer.Exit(1)
@@ -140,24 +155,22 @@ def _setup(comparison: "Comparison") -> str:
     )
 
 
-def _print(comparison: "Comparison", conclusions: list[str], out: Path) -> None:
-    console = Console(highlight=False)
-    console.print(f"\n{_setup(comparison)}", style="dim")
-    console.print(comparison_table(_rows(comparison), noise=comparison.seed_noise))
+def _print(comparison: "Comparison", conclusions: list[str]) -> None:
+    show(Text(f"\n{_setup(comparison)}", style="dim"))
+    show(comparison_table(_rows(comparison), noise=comparison.seed_noise))
     points = Table.grid(padding=(0, 1))
     for sentence in conclusions:
         points.add_row("•", sentence)
-    console.print(points)
-    console.print(f"\nFigure written to {out}", soft_wrap=True)
+    show(points)
 
 
 def _as_dict(
-    comparison: "Comparison", conclusions: list[str], out: Path
+    comparison: "Comparison", conclusions: list[str], figure: str | None
 ) -> dict[str, Any]:
     return {
         **asdict(comparison),
         "seed_noise": comparison.seed_noise,
         "table": [asdict(row) for row in _rows(comparison)],
         "reading": conclusions,
-        "figure": str(out),
+        "figure": figure,
     }

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from gradscale.cli._output import AsJson, print_json
+from gradscale.cli._output import AsJson, print_json, show
 from gradscale.cli._run_files import opened, reading_progress
 from gradscale.diagnosis import compare_runs
 from gradscale.report.diff_screen import diff_screen
@@ -34,5 +33,5 @@ def diff(
     if as_json:
         print_json(comparison.as_dict())
     else:
-        Console(highlight=False).print(diff_screen(comparison))
+        show(diff_screen(comparison))
     raise typer.Exit(0 if comparison.same else 1)

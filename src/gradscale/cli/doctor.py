@@ -1,9 +1,9 @@
 """`gradscale doctor`: diagnose a run."""
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 
-from gradscale.cli._output import AsJson, print_json
+from gradscale.cli._output import AsJson, print_json, show
 from gradscale.cli._run_files import File, opened, reading_progress
 from gradscale.diagnosis import diagnose_run
 from gradscale.report.run_screen import findings, headline
@@ -29,6 +29,5 @@ def doctor(file: File, as_json: AsJson = False) -> None:
     if as_json:
         print_json(diagnosis.verdict_as_dict())
     else:
-        shown = Group(headline(diagnosis), "", *findings(diagnosis))
-        Console(highlight=False).print(shown)
+        show(Group(headline(diagnosis), "", *findings(diagnosis)))
     raise typer.Exit(diagnosis.health.exit_code)

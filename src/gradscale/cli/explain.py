@@ -6,13 +6,13 @@ from difflib import get_close_matches
 from typing import Annotated
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from gradscale.cli._output import AsJson, print_json
+from gradscale.cli._output import AsJson, print_json, show
 from gradscale.judge.catalogue import BY_CODE, CATALOGUE, GIVEN, Entry
 
 
@@ -49,7 +49,7 @@ def explain(
     if as_json:
         print_json(data)
     else:
-        Console(highlight=False).print(shown)
+        show(shown)
 
 
 def find(code: str) -> Entry:

@@ -1,18 +1,23 @@
 """`gradscale report`: summarise a run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from gradscale.cli._output import AsJson, check_png, print_json, prints_braille
+from gradscale.cli._output import (
+    AsJson,
+    check_png,
+    console_of,
+    end_with_figure,
+    print_json,
+    prints_braille,
+    save_figure,
+    show,
+)
 from gradscale.cli._run_files import File, opened, reading_progress
-from gradscale.diagnosis import diagnose_run
+from gradscale.diagnosis import Diagnosis, diagnose_run
 from gradscale.report.run_screen import run_screen
-
-if TYPE_CHECKING:
-    from gradscale.diagnosis import Diagnosis
 
 
 def report(
@@ -21,7 +26,8 @@ def report(
     png: Annotated[
         Path | None,
         typer.Option(
-            help="Also write this PNG: scale against steps, and gradient exponents."
+            help="Also write this PNG: scale and loss against steps, and gradient "
+            "exponents."
         ),
     ] = None,
 ) -> None:
@@ -35,33 +41,26 @@ def report(
     - `gradscale report run.gs --png run.png` – also draw the figures
     - `gradscale report run.gs --json` – print JSON
 
-    The exit code is 0, or 3 if the file cannot be read. For an exit code per verdict
-    use `gradscale doctor`.
+    The exit code is 0, 1 if the figure cannot be drawn because its library is not
+    installed, or 3 if the file cannot be read. For an exit code per verdict use
+    `gradscale doctor`.
     """
     if png is not None:
         check_png(png, "--png")
     with opened(file) as (run,), reading_progress(run) as on_steps:
         diagnosis = diagnose_run(run, on_steps=on_steps)
-    if png is not None:
-        _draw(diagnosis, png)
+    trouble = "" if png is None else save_figure(lambda: _figure(diagnosis), png)
     if as_json:
         print_json(diagnosis.as_dict())
-        return
-    console = Console(highlight=False)
-    braille = prints_braille(console)
-    console.print(run_screen(diagnosis, console.width, braille=braille))
+    else:
+        console = console_of()
+        braille = prints_braille(console)
+        show(run_screen(diagnosis, console.width, braille=braille))
     if png is not None:
-        console.print(f"\nFigure written to {png}", soft_wrap=True)
+        end_with_figure(png, trouble, announce=not as_json)
 
 
-def _draw(diagnosis: "Diagnosis", png: Path) -> None:
-    try:
-        # Imported here: the screen needs no plotting library.
-        from gradscale.report.figure_theme import save_png
-        from gradscale.report.run_figures import run_figure
-    except ModuleNotFoundError as error:
-        if error.name not in ("altair", "vl_convert"):
-            raise
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from error
-    save_png(run_figure(diagnosis), png)
+def _figure(diagnosis: Diagnosis) -> Any:
+    from gradscale.report.run_figures import run_figure
+
+    return run_figure(diagnosis)

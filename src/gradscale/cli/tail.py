@@ -11,7 +11,14 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from gradscale.cli._output import AsJson, json_value, prints_braille
+from gradscale.cli._output import (
+    AsJson,
+    Screen,
+    console_of,
+    json_value,
+    prints_braille,
+    show,
+)
 from gradscale.cli._run_files import File, opened
 from gradscale.diagnosis.following import Follower, Seen
 from gradscale.report.tail_screen import tail_screen, vitals
@@ -35,14 +42,14 @@ def tail(
 
     The exit code is 0, or 3 if the file cannot be read.
     """
-    console = Console(highlight=False)
+    console = console_of()
     try:
         if as_json:
             _follow(file, every, _print_json, lambda text: None)
         elif console.is_terminal:
             _draw(file, every, console)
         else:
-            _write(file, every, console)
+            _write(file, every)
     except KeyboardInterrupt:
         # Ctrl-C is the normal way to stop following.
         raise typer.Exit(0) from None
@@ -86,39 +93,39 @@ def _print_json(follower: Follower, new: Iterable[Seen]) -> None:
 
 def _print_line(data: object) -> None:
     # Flushed: the reader of a pipe may be waiting for this line.
-    print(json.dumps(json_value(data), ensure_ascii=False), flush=True)
+    print(json.dumps(json_value(data)), flush=True)
 
 
 def _draw(file: Path, every: float, console: Console) -> None:
     def on_new(follower: Follower, new: list[Seen]) -> None:
         braille = prints_braille(console)
-        show(tail_screen(follower, str(file), console.width, braille=braille))
+        draw(tail_screen(follower, str(file), console.width, braille=braille))
 
-    def show(screen: RenderableType) -> None:
-        live.update(screen, refresh=True)
+    def draw(screen: RenderableType) -> None:
+        live.update(Screen(screen), refresh=True)
 
     with Live(console=console, auto_refresh=False) as live:
-        _follow(file, every, on_new, lambda text: show(Text(text, style="dim")))
+        _follow(file, every, on_new, lambda text: draw(Text(text, style="dim")))
 
 
-def _write(file: Path, every: float, console: Console) -> None:
+def _write(file: Path, every: float) -> None:
     waiting: list[str] = []
 
     def on_new(follower: Follower, new: list[Seen]) -> None:
         found = [finding for seen in new for finding in seen.findings]
         for finding in (*found, *follower.messages):
-            console.print(finding.text(), markup=False, soft_wrap=True)
+            show(finding.text(), soft_wrap=True)
         if follower.ended and follower.last is None:
-            console.print(f"{follower.health}: no steps recorded", soft_wrap=True)
+            show(f"{follower.health}: no steps recorded", soft_wrap=True)
         elif follower.ended:
             shown = ", ".join(
                 f"{name} {text}" for name, text in vitals(follower).items()
             )
-            console.print(f"{follower.health}: {shown}", markup=False, soft_wrap=True)
+            show(f"{follower.health}: {shown}", soft_wrap=True)
 
     def on_wait(text: str) -> None:
         if not waiting:
-            console.print(text, markup=False, soft_wrap=True)
+            show(text, soft_wrap=True)
             waiting.append(text)
 
     _follow(file, every, on_new, on_wait)

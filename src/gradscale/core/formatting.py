@@ -1,4 +1,4 @@
-"""Formats scales as powers of two and shares as percentages."""
+"""Formats scales as powers of two, shares as percentages, and text of any origin."""
 
 import math
 
@@ -26,3 +26,28 @@ def percent(share: float) -> str:
     if share < 0.01:
         return f"{100.0 * share:.1g} %"
     return f"{100.0 * share:.{0 if share >= 0.1 else 1}f} %"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1.
+
+    >>> counted(1, "step"), counted(12345, "step")
+    ('1 step', '12,345 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def printable(text: str) -> str:
+    r"""Return a text that a terminal only prints, whatever its origin.
+
+    Control characters, invisible ones and lone surrogates become escapes.
+
+    >>> print(printable("head\x1b[2J.bias\n"), printable("\u202e \ud800"))
+    head\x1b[2J.bias\n \u202e \ud800
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii")
+        for each in text
+    )

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from gradscale.runfile import EventRow, Run
 
+# Bounds on what an event can make this module do. A recorder lists 20 names.
+MOST_NAMES = 1000
+MOST_TENSORS = 100_000
 # A location without a module and an operation.
 OUTSIDE = "the computation outside any module"
 
@@ -178,11 +181,15 @@ class Culprits:
             return
         names = data.get("culprits")
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
-            count = data.get("count", len(names))
-            self._named[event.step] = tuple(names), max(int(count), len(names))
+            names = names[:MOST_NAMES]
+            count = _count(data, "count") or 0
+            self._named[event.step] = (
+                tuple(names),
+                max(min(count, MOST_TENSORS), len(names)),
+            )
         elif event.where and event.code.startswith("GS2") and "what" not in data:
             before, _ = self._named.get(event.step, ((), 0))
-            if event.where not in before:
+            if len(before) < MOST_NAMES and event.where not in before:
                 self._named[event.step] = (*before, event.where), len(before) + 1
 
 
@@ -210,9 +217,9 @@ def _place(step: int, data: Mapping[str, Any]) -> Place | None:
         at = f"module '{module}'{of_class}" if module else "the model"
         at = f"{operation} in {at}" if operation else at
     said = ", ".join(part for part in (inside, operation, tensor) if part)
-    if data.get("count"):
+    if count := _count(data, "count"):
         bad = "NaN" if kind == "nan" else kind or "not finite"
-        said += f": {data['count']:,} of {data.get('elements', 0):,} {bad}"
+        said += f": {count:,} of {_count(data, 'elements') or 0:,} {bad}"
     instead = pattern.get("instead", "") if isinstance(pattern, Mapping) else ""
     loss_finite = data.get("loss_finite")
     return Place(
@@ -227,3 +234,9 @@ def _place(step: int, data: Mapping[str, Any]) -> Place | None:
         kind=kind,
         loss_finite=loss_finite if isinstance(loss_finite, bool) else None,
     )
+
+
+def _count(data: Mapping[str, Any], name: str) -> int | None:
+    """Return a count of an event; None if it has none."""
+    value = data.get(name)
+    return value if isinstance(value, int) else None

@@ -13,6 +13,7 @@ from gradscale.diagnosis.culprits import (
     Place,
     tensors_in,
 )
+from gradscale.diagnosis.loss_curve import LossCurve
 from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.records import Bounds, Records, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
@@ -49,6 +50,7 @@ class Diagnosis:
         findings: Most severe first, normal ones last.
         health: The state of the run as a whole.
         timeline: The scale at each step, and the steps that were not ok.
+        losses: The loss over the steps.
         phases: The run divided into phases.
         culprits: The tensors that were not finite, the most frequent first.
         places: The locations of non-finite values that module hooks observed.
@@ -70,6 +72,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     health: Health
     timeline: Timeline
+    losses: LossCurve
     phases: tuple[Phase, ...]
     culprits: tuple[Culprit, ...]
     places: tuple[Place, ...]
@@ -154,7 +157,7 @@ def diagnose_run(
     judge = Judge(tensors=tensors_in(run, meta))
     records = Records(None if bounds is None else bounds.floor)
     sampled = set(run.sampled_steps())
-    meter, timeline = Meter(), Timeline()
+    meter, timeline, losses = Meter(), Timeline(), LossCurve()
     found: list[Finding] = []
     first: StepRow | None = None
     row: StepRow | None = None
@@ -175,6 +178,7 @@ def diagnose_run(
         if record.finite and record.amax:
             fit = record
         timeline.note(row.step, row.scale, verdict, skipped)
+        losses.add(row.step, row.loss)
         count += 1
         if on_steps is not None and count % REPORT_EVERY == 0:
             on_steps(REPORT_EVERY)
@@ -192,6 +196,7 @@ def diagnose_run(
         findings=tuple(by_severity(found)),
         health=Health.of(found),
         timeline=timeline,
+        losses=losses,
         phases=phases_of(timeline),
         culprits=culprits.top(),
         places=tuple(culprits.places),

@@ -85,7 +85,7 @@ class Follower:
         """
         # Read before the rows: rows written in between are read by the next poll.
         self.meta = self._run.meta
-        ended = self.meta.get("end", {}).get("state", "running") != "running"
+        ended = self.meta["end"]["state"] != "running"
         if self._run.last_step < self.timeline.last:
             self._begin()
         # A step is written before its events, so events never precede their step.

@@ -38,7 +38,9 @@ def _message(event: EventRow, times: int) -> Finding:
     evidence, advice = data.get("evidence"), data.get("advice")
     summary = entry.summary if entry else "a message of a newer version of gradscale"
     known = entry.advice if entry else ()
-    seen = evidence if isinstance(evidence, Mapping) else {}
+    seen = dict(evidence) if isinstance(evidence, Mapping) else {}
+    if not isinstance(seen.get("times"), int):
+        seen["times"] = times
     return Finding(
         code=event.code,
         where=event.where or "",
@@ -46,7 +48,7 @@ def _message(event: EventRow, times: int) -> Finding:
         since=event.step or 0,
         what=str(data.get("what") or summary),
         cost="",
-        evidence={"times": times, **seen},
+        evidence=seen,
         advice=tuple(map(str, advice)) if isinstance(advice, list) else tuple(known),
         more=f"gradscale explain {event.code}",
         hopeless=event.code in _HOPELESS,

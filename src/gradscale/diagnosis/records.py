@@ -44,7 +44,7 @@ def bounds_of(meta: Mapping[str, Any]) -> Bounds | None:
     if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
         return None
     # A fixed scale has no floor to fall to.
-    return Bounds(float(low), float(high)) if low < high else None
+    return Bounds(float(low), float(high)) if 0.0 <= low < high < math.inf else None
 
 
 def is_skipped(row: StepRow) -> bool:

@@ -1,5 +1,6 @@
 """Elements lost to float16 underflow, at the scale of a run and at others."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -128,7 +129,8 @@ class Meter:
             for row in rows
             if not row.tensor.endswith(_ACTIVATION)
         }
-        if not parts:
+        # The scale may be that of any scaler; without one the bins mean nothing.
+        if not parts or not 0.0 < scale < math.inf:
             return None
         whole = pooled(parts.values())
         self._samples += 1

@@ -3,7 +3,7 @@
 import math
 from typing import Any, NamedTuple
 
-from gradscale.core.formatting import power
+from gradscale.core.formatting import counted, power
 from gradscale.core.records import StepRecord
 from gradscale.judge.advice import advice_for, widespread
 from gradscale.judge.findings import Finding
@@ -249,17 +249,17 @@ def falling_scale(context: Context, alarm: Alarm) -> Finding:
         **_nonfinite_tensors(context),
         **_growth_before(context, alarm.since),
     }
-    steps = alarm.step - alarm.since + 1
+    steps = counted(alarm.step - alarm.since + 1, "step")
     if alarm.signal == "scale":
         what = (
             f"S = {power(context.record.scale)} is {alarm.bits:.1f} bits below its "
-            f"usual 2^{alarm.usual:.1f}, within {steps} steps"
+            f"usual 2^{alarm.usual:.1f}, within {steps}"
         )
         cost = "small gradients underflow first; runs that diverged began like this"
     else:
         seen["headroom_bits"] = round(context.trend.headroom(), 2)
         what = (
-            f"gradients have grown by {alarm.bits:.1f} bits within {steps} steps, "
+            f"gradients have grown by {alarm.bits:.1f} bits within {steps}, "
             f"now {seen['headroom_bits']:.1f} bits below 65504"
         )
         cost = "overflow is near"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, NamedTuple
 
+from gradscale.core.formatting import printable
 from gradscale.judge.phrases import in_words
 from gradscale.judge.verdict_table import BY_CODE, SEVERITY, Row, is_normal
 
@@ -62,7 +63,7 @@ class Finding(NamedTuple):
     def text(self) -> str:
         """Return the printed form: one line if it is normal, else a short block."""
         if self.normal:
-            return f"{self.code} {self.what}"
+            return printable(f"{self.code} {self.what}")
         rows = [
             ("where", self.where or _place(self)),
             ("since", f"step {self.since}"),
@@ -74,8 +75,10 @@ class Finding(NamedTuple):
             ),
             ("more", self.more),
         ]
-        lines = [f"  {name:<6} {value}" for name, value in rows if value]
-        return "\n".join([f"{self.code} step {self.step}: {self.what}", *lines])
+        lines = [f"{self.code} step {self.step}: {self.what}"]
+        lines += [f"  {name:<6} {value}" for name, value in rows if value]
+        # Names and messages may come from a file of any origin.
+        return "\n".join(map(printable, lines))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the finding as a JSON object."""

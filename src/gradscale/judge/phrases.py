@@ -15,14 +15,21 @@ def in_words(evidence: Evidence) -> str:
 
     >>> in_words({"since": 90, "loss": "nan", "over": True, "finite_before": True})
     'the loss was NaN, finite before and after'
+    >>> in_words({"applied": "x", "floor_steps": 3})
+    '3 steps in a row at the floor; applied x'
     """
     left = {name: value for name, value in evidence.items() if name not in _SILENT}
     phrases = []
     for names, phrase in _PHRASES:
-        if names[0] in left:
+        if names[0] not in left:
+            continue
+        try:
             phrases.append(phrase(left))
-            for name in names:
-                left.pop(name, None)
+        except (KeyError, TypeError, ValueError):
+            # Evidence of a file that this phrase does not fit: printed by name.
+            continue
+        for name in names:
+            left.pop(name, None)
     phrases += [f"{name.replace('_', ' ')} {_shown(left[name])}" for name in left]
     return "; ".join(phrase for phrase in phrases if phrase)
 

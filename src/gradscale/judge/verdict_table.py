@@ -32,8 +32,8 @@ class Look(NamedTuple):
         rank: Of several verdicts in one column of a chart, the lowest rank is shown.
         letter: In a terminal chart, legible without colour.
         style: On the terminal.
-        colour: In a figure, from the palette of Okabe and Ito, which is safe for
-            colour-blind readers.
+        colour: In a figure, from the palettes of Okabe and Ito and of Tol, which are
+            safe for colour-blind readers.
         shape: In a figure.
     """
 
@@ -143,7 +143,7 @@ TABLE = (
         phase_after=1,
         located=True,
         raised=True,
-        look=Look(1, "C", "bold red", "#D55E00", "triangle-down"),
+        look=Look(1, "C", "bold red", "#882255", "triangle-down"),
     ),
     Row(code="GS205", located=True, warned=True),
     Row(

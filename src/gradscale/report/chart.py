@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import NamedTuple
 
 from rich.text import Text
 
@@ -18,6 +19,17 @@ _GUTTER = 8
 _MIN_RANGE = 6
 
 
+class _Axes(NamedTuple):
+    tick: str
+    left: str
+    corner: str
+    bottom: str
+
+
+_LINES = _Axes("┤", "│", "└", "─")
+_ASCII = _Axes("+", "|", "+", "-")
+
+
 def scale_chart(
     timeline: Timeline, width: int, height: int = 12, *, braille: bool = True
 ) -> Text:
@@ -27,16 +39,18 @@ def scale_chart(
         timeline: Of a run with at least one step.
         width: Terminal width in characters.
         height: Maximum lines, without axis.
-        braille: Draw with Braille dots, eight to a character, instead of stars.
+        braille: Draw with Braille dots, eight to a character; otherwise in ASCII.
     """
     columns = max(10, width - _GUTTER - 1)
     low, high, height = _bounds(timeline, height)
+    axes = _LINES if braille else _ASCII
     chart = Text()
     for line, cells in enumerate(_cells(timeline, columns, height, low, high, braille)):
         label = _label(line, height, low, high)
         chart.append(f"{label:>6} ", style="dim")
-        chart.append("┤" if label else "│", style="dim")
+        chart.append(axes.tick if label else axes.left, style="dim")
         chart.append(cells.rstrip() + "\n", style="bold blue")
+    chart.append(f"{'':>6} {axes.corner}{axes.bottom * columns}\n", style="dim")
     _append_marks(chart, timeline, columns)
     first, last = thousands(timeline.first), thousands(timeline.last)
     gap = max(1, columns - len(first) - len(last))
@@ -112,8 +126,7 @@ def _row(value: float, low: int, high: int, rows: int) -> int:
 
 
 def _append_marks(chart: Text, timeline: Timeline, columns: int) -> None:
-    """Append the axis and the letters of the columns with verdicts other than ok."""
-    chart.append(f"{'':>6} └{'─' * columns}\n", style="dim")
+    """Append the letters of the columns with verdicts other than ok."""
     seen: dict[int, Counter[Verdict]] = {}
     span = timeline.last - timeline.first + 1
     for mark in timeline.marks():

@@ -7,15 +7,16 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradscale.core.formatting import percent, power
-from gradscale.core.records import Verdict
+from gradscale.core.formatting import counted, percent, power
 from gradscale.diagnosis import Comparison, Diagnosis
 from gradscale.diagnosis.comparison import Parting
+from gradscale.judge.verdict_table import BY_CODE
 from gradscale.report.columns import table_of
 from gradscale.report.run_screen import HEALTH_STYLE
 from gradscale.report.style import (
     VERDICT_STYLES,
     fixed_percent,
+    headroom,
     thousands,
     verdict_name,
 )
@@ -40,8 +41,8 @@ def _headline(comparison: Comparison) -> Text:
     if not comparison.shared:
         return Text("The runs have no step in common.", style="bold")
     if not comparison.partings:
-        steps = thousands(comparison.shared)
-        text = f"The runs are the same in all {steps} common steps."
+        steps = counted(comparison.shared, "common step")
+        text = f"The runs are the same in all {steps}."
         return Text(text, style="bold")
     first = comparison.partings[0]
     return Text.assemble(
@@ -68,7 +69,9 @@ def _value(parting: Parting, value: Any) -> str:
     if parting.column == "applied":
         return "taken" if value else "skipped"
     if parting.column == "verdict":
-        return verdict_name(Verdict(value))
+        # A newer version may have further codes.
+        row = BY_CODE.get(value)
+        return verdict_name(row.verdict) if row and row.verdict else str(value)
     return _NOTHING if value is None else f"{value:.9g}"
 
 
@@ -115,7 +118,7 @@ def _figures(run: Diagnosis) -> dict[str, str]:
         if run.last.norm is not None:
             shown["norm, last"] = f"{run.last.norm:.5g}"
     if run.headroom is not None:
-        shown["headroom"] = f"{run.headroom:.1f} bits"
+        shown["headroom"] = headroom(run.headroom)
     if run.underflow is not None:
         whole = run.underflow.whole
         estimate = f"~{percent(whole.lost)}"

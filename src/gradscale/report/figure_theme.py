@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from gradscale.core.formatting import printable
+
 try:
     import altair as alt
     import vl_convert  # noqa: F401  # altair renders PNG with it, offline
@@ -29,8 +31,13 @@ def figure(
         spacing: Pixels between two panels.
         legend: Options of the legend, beside those that all figures share.
     """
+    # The texts may come from a file of any origin.
     heading = alt.TitleParams(
-        title, subtitle=subtitle, fontSize=18, subtitleFontSize=13, offset=14
+        printable(title),
+        subtitle=printable(subtitle),
+        fontSize=18,
+        subtitleFontSize=13,
+        offset=14,
     )
     return (
         alt.vconcat(*panels, spacing=spacing, background="white", padding=16)

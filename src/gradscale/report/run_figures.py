@@ -1,9 +1,9 @@
-"""The figures of one run: its scale against steps, and its gradients by exponent."""
+"""The figures of one run: scale and loss against steps, gradients by exponent."""
 
 import math
 from typing import Any
 
-from gradscale.core.formatting import power
+from gradscale.core.formatting import counted, power
 from gradscale.diagnosis import Diagnosis
 from gradscale.diagnosis.timeline import STEADY
 from gradscale.report.exponents import LINE, exponent_panel
@@ -20,13 +20,18 @@ from gradscale.report.style import (
 PIECES = 780
 # Bits; a bound further from the scale is not drawn, as it would flatten the curve.
 _NEAR = 8
+# Losses beyond float32 are not drawn; a ratio of this much needs a logarithmic axis.
+_LARGEST = 2.0**128
+_WIDE = 100.0
 # Characters that fit on the title line.
 _TITLE = 84
 
 
 def run_figure(diagnosis: Diagnosis) -> alt.VConcatChart:
-    """Draw the scale of a run with its verdicts, and the exponents of its gradients."""
+    """Draw scale and verdicts, the loss, and the exponents of the gradients."""
     panels = [_scale_panel(diagnosis)] if diagnosis.steps else []
+    if losses := _losses(diagnosis):
+        panels.append(_loss_panel(diagnosis, losses))
     if diagnosis.underflow is not None:
         panels.append(exponent_panel(diagnosis.underflow))
     if not panels:
@@ -56,8 +61,8 @@ def _title(diagnosis: Diagnosis) -> str:
 
 
 def _subtitle(diagnosis: Diagnosis) -> str:
-    steps, skipped = thousands(diagnosis.steps), thousands(diagnosis.skipped)
-    counts = f"{diagnosis.path.name}: {steps} steps, {skipped} skipped"
+    steps, skipped = counted(diagnosis.steps, "step"), thousands(diagnosis.skipped)
+    counts = f"{diagnosis.path.name}: {steps}, {skipped} skipped"
     if diagnosis.bounds is None:
         return counts
     floor, ceiling = map(power, diagnosis.bounds)
@@ -72,13 +77,7 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
     # A constant scale is drawn mid-panel, not at an edge.
     margin = 1 if max(values) - min(values) > 4 else 3
     bottom, top = math.floor(min(values)) - margin, math.ceil(max(values)) + margin
-    steps = alt.Scale(domain=[timeline.first, max(timeline.last, 2)], nice=False)
-    x = alt.X(
-        "step:Q",
-        title="step",
-        scale=steps,
-        axis=alt.Axis(grid=False, tickCount=8, tickMinStep=1, format=",d"),
-    )
+    x = _steps(diagnosis)
     y = alt.Y(
         "log2:Q",
         title="scale",
@@ -90,7 +89,7 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
         # The last step ends one unit to the right of the axis.
         .mark_rect(clip=True)
         .encode(
-            x=alt.X("first:Q", scale=steps),
+            x=alt.X("first:Q", scale=_step_scale(diagnosis)),
             x2="last:Q",
             color=alt.Color("colour:N", scale=None),
         )
@@ -117,6 +116,61 @@ def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
         layers.append(_points(marks, x, y))
         text += "; marks are steps with a verdict other than ok"
     return alt.layer(*layers).properties(width=WIDTH, height=240, title=caption(text))
+
+
+def _step_scale(diagnosis: Diagnosis) -> alt.Scale:
+    timeline = diagnosis.timeline
+    return alt.Scale(domain=[timeline.first, max(timeline.last, 2)], nice=False)
+
+
+def _steps(diagnosis: Diagnosis) -> alt.X:
+    """Return the axis of steps, the same in all panels."""
+    return alt.X(
+        "step:Q",
+        title="step",
+        scale=_step_scale(diagnosis),
+        axis=alt.Axis(grid=False, tickCount=8, tickMinStep=1, format=",d"),
+    )
+
+
+def _losses(diagnosis: Diagnosis) -> list[dict[str, float]]:
+    """Return the points of the loss curve that a figure can show."""
+    pieces = (piece._asdict() for piece in diagnosis.losses.pieces())
+    return [each for each in pieces if max(map(abs, each.values())) < _LARGEST]
+
+
+def _loss_panel(diagnosis: Diagnosis, losses: list[dict[str, float]]) -> alt.LayerChart:
+    low = min(each["low"] for each in losses)
+    high = max(each["high"] for each in losses)
+    # On a linear axis a loss that falls or diverges by more is a right angle.
+    log = 0.0 < _WIDE * low < high
+    x = _steps(diagnosis)
+    heights = alt.Scale(type="log" if log else "linear", zero=False)
+    y = alt.Y(
+        "mean:Q",
+        title="loss",
+        scale=heights,
+        axis=alt.Axis(tickCount=5),
+    )
+    data, width = alt.Data(values=losses), diagnosis.losses.width
+    band = (
+        alt.Chart(data)
+        .mark_area(color=LINE, opacity=0.2)
+        .encode(x=x, y=alt.Y("low:Q", scale=heights), y2="high:Q")
+    )
+    points = alt.Chart(data).encode(x=x, y=y)
+    # One finite loss is no line.
+    line = (
+        points.mark_line(color=LINE, strokeWidth=1.2)
+        if len(losses) > 1
+        else points.mark_point(color=LINE, filled=True)
+    )
+    text = "Loss before scaling; values that are not finite are left out"
+    if width > 1:
+        text = f"{text}; mean and range of {thousands(width)} steps"
+    return alt.layer(band, line).properties(
+        width=WIDTH, height=140, title=caption(text)
+    )
 
 
 def _ticks(bottom: int, top: int) -> list[int]:

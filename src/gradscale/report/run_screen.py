@@ -8,18 +8,19 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from gradscale.core.formatting import power
+from gradscale.core.formatting import counted, power
 from gradscale.core.records import Verdict
 from gradscale.diagnosis import Diagnosis
 from gradscale.diagnosis.culprits import Culprit
 from gradscale.diagnosis.timeline import STEADY, Phase
 from gradscale.judge.findings import Finding, Health
 from gradscale.report.chart import mark_legend, scale_chart
-from gradscale.report.columns import shortened, table_of
+from gradscale.report.columns import Column, fitted_table
 from gradscale.report.style import (
     NORMAL,
     VERDICT_STYLES,
     fixed_percent,
+    headroom,
     phase_style,
     thousands,
     verdict_name,
@@ -28,8 +29,9 @@ from gradscale.report.underflow_screen import underflow_parts
 
 # Maximum rows of a table; the rest is summarised as a count.
 MAX_ROWS = 10
-# Characters of the culprit table: its count columns, and the shortest name column.
-_COUNTS_WIDTH, _MIN_NAME = 40, 20
+# Characters by which a section is indented.
+_INDENT = 2
+_UNENDED = "still running, or killed"
 HEALTH_STYLE = {
     Health.HEALTHY: "bold green",
     Health.FINDINGS: "bold yellow",
@@ -39,6 +41,7 @@ HEALTH_STYLE = {
 
 def run_screen(diagnosis: Diagnosis, width: int, *, braille: bool = True) -> Group:
     """Return the whole screen of `gradscale report`."""
+    inside = width - _INDENT
     parts: list[RenderableType] = [headline(diagnosis), _summary_table(diagnosis)]
     if diagnosis.steps:
         chart = scale_chart(diagnosis.timeline, width, braille=braille)
@@ -46,13 +49,13 @@ def run_screen(diagnosis: Diagnosis, width: int, *, braille: bool = True) -> Gro
         legend = mark_legend(diagnosis.timeline)
         if legend.plain:
             parts.append(Padding(legend, (0, 0, 0, 8), expand=False))
-        parts += _section("Verdicts", verdict_table(diagnosis))
+        parts += _section("Verdicts", verdict_table(diagnosis, inside))
         if len(diagnosis.phases) > 1:
-            parts += _section("Phases", _phase_table(diagnosis.phases))
+            parts += _section("Phases", _phase_table(diagnosis.phases, inside))
     if diagnosis.culprits:
-        parts += _section("Not finite", _culprit_table(diagnosis.culprits, width))
+        parts += _section("Not finite", _culprit_table(diagnosis.culprits, inside))
     if diagnosis.underflow:
-        shown = underflow_parts(diagnosis.underflow, width, diagnosis.findings)
+        shown = underflow_parts(diagnosis.underflow, inside, diagnosis.findings)
         parts += _section("Underflow", *shown)
     parts += _section("Findings", Group(*findings(diagnosis)))
     return Group(*parts)
@@ -62,11 +65,12 @@ def headline(diagnosis: Diagnosis) -> Text:
     """Return the verdict on a run in one line."""
     skipped, steps = diagnosis.skipped, diagnosis.steps
     share = f" ({fixed_percent(skipped / steps)})" if steps and skipped else ""
-    counts = f"{thousands(steps)} steps, {thousands(skipped)} skipped{share}"
+    counts = f"{counted(steps, 'step')}, {thousands(skipped)} skipped{share}"
     if idle := diagnosis.verdicts.get(Verdict.NO_GRADIENTS, 0):
         counts += f", {thousands(idle)} without gradients"
-    going = diagnosis.meta.get("end", {}).get("state") == "running"
-    nothing = "no steps yet" if going else "no steps recorded"
+    if _unended(diagnosis):
+        counts += f", {_UNENDED}"
+    nothing = "no steps yet" if _unended(diagnosis) else "no steps recorded"
     health = str(diagnosis.health)
     return Text.assemble(
         (str(diagnosis.path.name), "bold"),
@@ -74,6 +78,10 @@ def headline(diagnosis: Diagnosis) -> Text:
         (health, HEALTH_STYLE[diagnosis.health]),
         f"  {counts if steps else nothing}",
     )
+
+
+def _unended(diagnosis: Diagnosis) -> bool:
+    return bool(diagnosis.meta["end"]["state"] == "running")
 
 
 def findings(diagnosis: Diagnosis) -> list[RenderableType]:
@@ -108,19 +116,26 @@ def _finding(finding: Finding) -> RenderableType:
     return Group(head, Padding(rows, (0, 0, 0, 2), expand=False))
 
 
-def verdict_table(diagnosis: Diagnosis) -> Table:
+def verdict_table(diagnosis: Diagnosis, width: int) -> Table:
     """Return the number of steps by verdict."""
-    table = table_of("verdict", "code", ">steps", ">share", "")
+    columns = (
+        Column("code", 2, right=False),
+        Column("steps"),
+        Column("share", 1),
+        Column("", 3, right=False),
+    )
     ranked = sorted(diagnosis.verdicts.items(), key=lambda item: -item[1])
-    for verdict, count in ranked:
-        table.add_row(
+    rows = [
+        (
             Text(verdict_name(verdict), style=VERDICT_STYLES[verdict].style),
             verdict.code,
             thousands(count),
             fixed_percent(count / diagnosis.steps),
             Text("normal" if verdict in NORMAL else "", style="dim"),
         )
-    return table
+        for verdict, count in ranked
+    ]
+    return fitted_table("verdict", columns, rows, width)
 
 
 def _summary_table(diagnosis: Diagnosis) -> RenderableType:
@@ -145,7 +160,7 @@ def summary(diagnosis: Diagnosis) -> dict[str, str]:
             f"{ends}, {span}" if moved else f"{power(last.scale)} throughout"
         )
         if diagnosis.headroom is not None:
-            shown["headroom"] = f"{diagnosis.headroom:.1f} bits below 65504"
+            shown["headroom"] = headroom(diagnosis.headroom)
         if last.loss is not None:
             before = "" if first.loss is None else f"{first.loss:.4g} -> "
             shown["loss"] = f"{before}{last.loss:.4g}"
@@ -168,20 +183,23 @@ def _policy(policy: Any) -> str:
         return str(policy)
     kinds = [str(policy[name]) for name in ("kind", "name") if name in policy]
     words = [
-        f"{name}={power(value) if name.endswith('_scale') else value}"
+        f"{name}={power(value) if _is_scale(name, value) else value}"
         for name, value in policy.items()
         if name not in ("kind", "name")
     ]
     return " ".join([*kinds, *words])
 
 
+def _is_scale(name: str, value: Any) -> bool:
+    return name.endswith("_scale") and isinstance(value, (int, float))
+
+
 def _ran(diagnosis: Diagnosis) -> str:
-    meta = diagnosis.meta
-    state = str(meta.get("end", {}).get("state", "unknown"))
-    words = {"running": "still running, or killed"}
+    meta, end = diagnosis.meta, diagnosis.meta["end"]
+    words = {"running": _UNENDED}
     words |= dict.fromkeys(("exit", "closed", "error"), "ended")
-    ended = words.get(state, state)
-    error = meta.get("end", {}).get("error")
+    ended = words.get(end["state"], end["state"])
+    error = end.get("error")
     parts = [f"{ended} with {error}" if error else ended]
     if diagnosis.seconds >= 0.001:
         parts.append(_duration(diagnosis.seconds))
@@ -199,8 +217,9 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def _phase_table(phases: Sequence[Phase]) -> RenderableType:
-    table = table_of("phase", ">steps", ">skipped", "scale")
+def _phase_table(phases: Sequence[Phase], width: int) -> RenderableType:
+    columns = Column("steps"), Column("skipped", 2), Column("scale", 1, right=False)
+    rows: list[Sequence[str | Text]] = []
     # The first and the last ones, if there are too many.
     half = MAX_ROWS // 2
     cut = len(phases) > MAX_ROWS
@@ -208,31 +227,34 @@ def _phase_table(phases: Sequence[Phase]) -> RenderableType:
     for row, phase in enumerate(shown):
         if cut and row == half:
             left = len(phases) - MAX_ROWS
-            table.add_row(Text(f"… {left} more", style="dim"), "", "", "")
+            rows.append([Text(f"… {left} more", style="dim")])
         style = "" if phase.name == STEADY else phase_style(phase.name).style
         ends = power(phase.scale_from), power(phase.scale_to)
-        table.add_row(
-            Text(phase.name.replace("_", " "), style=style),
-            f"{thousands(phase.first)} – {thousands(phase.last)}",
-            thousands(phase.skipped),
-            ends[0] if ends[0] == ends[1] else " -> ".join(ends),
-        )
-    return table
+        name = Text(phase.name.replace("_", " "), style=style)
+        steps = f"{thousands(phase.first)} – {thousands(phase.last)}"
+        scale = ends[0] if ends[0] == ends[1] else " -> ".join(ends)
+        rows.append((name, steps, thousands(phase.skipped), scale))
+    return fitted_table("phase", columns, rows, width)
 
 
 def _culprit_table(culprits: Sequence[Culprit], width: int) -> RenderableType:
-    table = table_of("tensor", ">skipped steps", ">first in", ">NaN", ">from – to")
-    shown = culprits[:MAX_ROWS]
-    spans = [f"{thousands(each.first)} – {thousands(each.last)}" for each in shown]
-    name_width = max(_MIN_NAME, width - _COUNTS_WIDTH - max(map(len, spans)))
-    for each, span in zip(shown, spans, strict=True):
-        table.add_row(
-            shortened(each.name, name_width),
+    columns = (
+        Column("skipped steps"),
+        Column("first in", 1),
+        Column("NaN", 2),
+        Column("from – to", 3),
+    )
+    rows = [
+        (
+            each.name,
             thousands(each.steps),
             thousands(each.first_in),
             thousands(each.nan),
-            span,
+            f"{thousands(each.first)} – {thousands(each.last)}",
         )
+        for each in culprits[:MAX_ROWS]
+    ]
+    table = fitted_table("tensor", columns, rows, width)
     more = len(culprits) - MAX_ROWS
     note = [Text(f"and {more} more", style="dim")] if more > 0 else []
     return Group(table, *note)
@@ -242,5 +264,5 @@ def _section(title: str, *body: RenderableType) -> list[RenderableType]:
     return [
         "",
         Text(title, style="bold"),
-        *(Padding(b, (0, 0, 0, 2), expand=False) for b in body),
+        *(Padding(b, (0, 0, 0, _INDENT), expand=False) for b in body),
     ]

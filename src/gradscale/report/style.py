@@ -40,11 +40,27 @@ def thousands(count: int) -> str:
 
 
 def fixed_percent(share: float) -> str:
-    """Return a share with one decimal; a non-zero share is never shown as 0.0 %.
+    """Return a share with one decimal. Only 0 is shown as 0.0 %, and only 1 as 100.0 %.
 
     `core.formatting.percent` has fewer digits, for estimates.
 
     >>> fixed_percent(0.3693), fixed_percent(0.0001), fixed_percent(0.0)
     ('36.9 %', '<0.1 %', '0.0 %')
+    >>> fixed_percent(0.9995), fixed_percent(0.999996), fixed_percent(1.0)
+    ('99.95 %', '>99.99 %', '100.0 %')
     """
-    return "<0.1 %" if 0.0 < share < 0.0005 else f"{100 * share:.1f} %"
+    if 0.0 < share < 0.0005:
+        return "<0.1 %"
+    if 0.9999 <= share < 1.0:
+        return ">99.99 %"
+    return f"{100 * share:.{2 if 0.9995 <= share < 1.0 else 1}f} %"
+
+
+def headroom(bits: float) -> str:
+    """Return the distance of the largest gradient from the largest float16.
+
+    >>> headroom(5.04), headroom(-0.3)
+    ('5.0 bits below 65504', '0.3 bits above 65504')
+    """
+    side = "above" if round(bits, 1) < 0.0 else "below"
+    return f"{abs(bits):.1f} bits {side} 65504"

@@ -12,7 +12,12 @@ from gradscale.diagnosis.following import Follower
 from gradscale.judge.trend import TOP, exponent
 from gradscale.report.chart import mark_legend, scale_chart
 from gradscale.report.run_screen import HEALTH_STYLE
-from gradscale.report.style import VERDICT_STYLES, thousands, verdict_name
+from gradscale.report.style import (
+    VERDICT_STYLES,
+    headroom,
+    thousands,
+    verdict_name,
+)
 
 # Findings shown below the chart.
 MAX_FINDINGS = 3
@@ -74,7 +79,7 @@ def vitals(follower: Follower) -> dict[str, str]:
         "skipped": f"{thousands(follower.skipped)}, {recent} of the last {of}",
     }
     if row.amax and row.applied:
-        shown["headroom"] = f"{TOP - exponent(row.amax):.1f} bits"
+        shown["headroom"] = headroom(TOP - exponent(row.amax))
     if row.norm is not None:
         shown["norm"] = f"{row.norm:.4g}"
     if row.loss is not None:

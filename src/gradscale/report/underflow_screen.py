@@ -5,20 +5,19 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from gradscale.core.formatting import percent, power
+from gradscale.core.formatting import counted, percent, power
 from gradscale.diagnosis.underflow import SHIFTS, Lost, Underflow
 from gradscale.judge.findings import Finding
-from gradscale.report.columns import shortened, table_of
+from gradscale.report.columns import Cell, Column, fitted_table
 from gradscale.report.style import fixed_percent, thousands
 
 # Maximum rows; the rest is summarised as a count. Half are for all-zero tensors.
 MAX_ROWS = 10
-# Columns of other scales, in bits from the current one: fewer on narrow terminals.
-_CHOICES = (SHIFTS, (-4, 4, 8), (-4, 4), (4,))
-_FIGURES = ("zero", "subnormal", "lost now")
-# Characters: the widest cell ("overflow"), the gap between columns, the indent.
-_CELL, _GAP, _INDENT = 8, 3, 2
-# Names keep up to this width; a column of another scale is dropped first.
+# On a narrow terminal the column with the highest number is dropped first. Other scales
+# are given in bits from the current one.
+_FIGURES = (Column("zero", 2), Column("subnormal", 3), Column("lost now"))
+_PRIORITY_OF_SHIFT = {-8: 6, 8: 5, -4: 4, 4: 1}
+# Names keep up to this width; a column is dropped first.
 _MIN_NAME = 28
 _ALL = "all tensors"
 
@@ -30,7 +29,7 @@ def underflow_parts(
 
     Args:
         underflow: The last sample of the run.
-        width: Terminal width in characters.
+        width: In characters.
         findings: Of the run; their advice is not repeated.
     """
     empty = [lost for lost in underflow.tensors if lost.empty]
@@ -39,24 +38,21 @@ def underflow_parts(
     # "… 1 more" would take as many lines as the row itself.
     zero_rows += len(empty) == zero_rows + 1
     shown = others[: MAX_ROWS - min(len(empty), zero_rows)]
-    names = [lost.tensor for lost in (*empty[:zero_rows], *shown)]
-    longest = max(len(_ALL), *map(len, names))
-    shifts, name_width = _columns_that_fit(underflow, width, longest)
-    table = table_of("tensor", *(f">{each}" for each in _FIGURES))
-    for shift in shifts:
-        table.add_column(_scale(underflow, shift), justify="right", no_wrap=True)
-    table.columns[0].no_wrap = True
-    for lost in (underflow.whole, *empty[:zero_rows]):
-        table.add_row(*_row(lost, shifts, name_width))
+    columns = [
+        *_FIGURES,
+        *(Column(_scale(underflow, s), _PRIORITY_OF_SHIFT[s]) for s in SHIFTS),
+    ]
+    rows = [_row(lost) for lost in (underflow.whole, *empty[:zero_rows])]
     if len(empty) > zero_rows:
         more = f"… {thousands(len(empty) - zero_rows)} more all-zero"
-        table.add_row(Text(more, style="dim"), fixed_percent(1.0))
-    for lost in shown:
-        table.add_row(*_row(lost, shifts, name_width))
+        rows.append([Text(more, style="dim"), fixed_percent(1.0)])
+    rows += [_row(lost) for lost in shown]
+    table = fitted_table("tensor", columns, rows, width, short_name=_MIN_NAME)
     parts: list[RenderableType] = [_heading(underflow), table]
     left = len(others) - len(shown)
     if left > 0:
-        parts.append(Text(f"and {left} tensors with no larger loss", style="dim"))
+        more = f"and {counted(left, 'tensor')} with no larger loss"
+        parts.append(Text(more, style="dim"))
     return [
         *parts,
         *(Text(_sentence(text)) for text in _conclusions(underflow, findings)),
@@ -95,35 +91,20 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _columns_that_fit(
-    underflow: Underflow, width: int, longest: int
-) -> tuple[tuple[int, ...], int]:
-    """Return the other scales that fit, and the width of the name column."""
-    for shifts in _CHOICES:
-        titles = [*_FIGURES, *(_scale(underflow, shift) for shift in shifts)]
-        taken = sum(max(len(title), _CELL) + _GAP for title in titles)
-        name_width = width - _INDENT - taken
-        if name_width >= min(longest, _MIN_NAME):
-            break
-    return shifts, max(name_width, len(_ALL))
-
-
 def _scale(underflow: Underflow, shift: int) -> str:
     return f"at {power(underflow.scale * 2.0**shift)}"
 
 
-def _row(lost: Lost, shifts: Sequence[int], name_width: int) -> list[RenderableType]:
-    name = (
-        Text(shortened(lost.tensor, name_width)) if lost.tensor else Text(_ALL, "bold")
-    )
+def _row(lost: Lost) -> list[Cell]:
+    name = Text(lost.tensor) if lost.tensor else Text(_ALL, "bold")
     zeros, estimated = fixed_percent(lost.zeros), lost.flushed > 0.0
     if lost.empty and not estimated:
-        return [name, zeros, *[_dim("–")] * (2 + len(shifts))]
+        return [name, zeros, *[_dim("–")] * (2 + len(SHIFTS))]
     cells = [
         _share(lost.at[shift], estimated or shift > 0)
         if shift in lost.at
         else _dim("?")
-        for shift in shifts
+        for shift in SHIFTS
     ]
     subnormal = _dim("–") if lost.empty else Text(fixed_percent(lost.subnormal))
     return [name, zeros, subnormal, _share(lost.lost, estimated), *cells]

@@ -1,6 +1,5 @@
 """The rows of a run file, and the encoding of their values."""
 
-import math
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -109,15 +108,6 @@ def stored(value: float | None) -> float | str | None:
     return value if value is None or value == value else NAN
 
 
-def restored(value: float | str) -> float:
-    """Return the argument of `stored`.
-
-    >>> restored(1.5), restored("NaN")
-    (1.5, nan)
-    """
-    return math.nan if value == NAN else float(value)
-
-
 def packed(histogram: Sequence[int]) -> bytes:
     """Pack a histogram: first bin, bytes per count, then counts, low byte first.
 
@@ -137,14 +127,16 @@ def packed(histogram: Sequence[int]) -> bytes:
 
 
 def unpacked(blob: bytes) -> tuple[int, ...]:
-    """Return the argument of `packed`, `BINS` counts.
+    """Return the argument of `packed`, `BINS` counts; ValueError for other bytes.
 
     >>> unpacked(packed([0] * 20 + [3, 0, 500] + [0] * 17))[19:24]
     (0, 3, 0, 500, 0)
     """
     if not blob:
         return (0,) * BINS
-    first, width = blob[0], blob[1]
-    length = (len(blob) - 2) // width
+    first, width = blob[0], blob[1] if len(blob) > 1 else 0
+    length, rest = divmod(len(blob) - 2, width or 1)
+    if width not in _CODES or rest or first + length > BINS:
+        raise ValueError(f"{blob[:8].hex(' ')} begins no histogram")
     counts = struct.unpack_from(f"<{length}{_CODES[width]}", blob, 2)
     return (0,) * first + counts + (0,) * (BINS - first - length)

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,8 @@ def _text(value: Any) -> str:
         return f"<{type(value).__name__}>"
 
 
-def steps_in(connection: sqlite3.Connection, table: str) -> list[int]:
-    """Return the steps that have rows in `peaks` or `samples`, ascending.
+def steps_in(connection: sqlite3.Connection, table: str) -> Iterator[int]:
+    """Yield the steps that have rows in `peaks` or `samples`, ascending.
 
     Jumps from step to step in the index; DISTINCT would read every row.
     """
@@ -113,7 +114,7 @@ def steps_in(connection: sqlite3.Connection, table: str) -> list[int]:
         )
         SELECT step FROM found WHERE step IS NOT NULL
     """
-    return [step for (step,) in connection.execute(query).fetchall()]
+    return (step for (step,) in connection.execute(query))
 
 
 def refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
@@ -126,7 +127,8 @@ def refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
     try:
         [(application,)] = connection.execute("PRAGMA application_id").fetchall()
         [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        found = connection.execute("SELECT type, name, sql FROM sqlite_master")
+        tables = {name: _squeezed(sql) for kind, name, sql in found if kind == "table"}
     except sqlite3.OperationalError:
         raise
     except sqlite3.DatabaseError as error:
@@ -145,12 +147,36 @@ def refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
             "wrote it, or a newer one.",
             code="GS307",
         )
+    if version < 1:
+        raise damaged(path, ValueError(f"it has schema {version}"))
+    _check_tables(tables, path)
+
+
+def _check_tables(tables: dict[str, str], path: Path) -> None:
+    """Raise if a table is missing, has other columns, or is a view or virtual.
+
+    Args:
+        tables: The statements of the tables of a file, by name.
+        path: The file.
+    """
+    for statement in TABLES.strip().split(";\n"):
+        wanted = _squeezed(statement.rstrip(";"))
+        name = wanted.split()[2]
+        if tables.get(name) != wanted:
+            what = "has other columns" if name in tables else "is missing"
+            raise damaged(path, ValueError(f"the table {name} {what}"))
+
+
+def _squeezed(statement: object) -> str:
+    return " ".join(statement.split()) if isinstance(statement, str) else ""
 
 
 def damaged(path: Path, error: Exception) -> StateError:
     """Return the error for a file that SQLite cannot read."""
+    # sqlite3 raises MemoryError, without a text, for a text on a page that is lost.
+    why = str(error) or "a text cannot be read"
     return StateError(
-        f"{path} is damaged or not a run file: {error}. Its content cannot be "
+        f"{path} is damaged or not a run file: {why}. Its content cannot be "
         "trusted. Copy it again together with the files of the same name that end in "
         "-wal or -journal, or recover the rest with: sqlite3 FILE .recover",
         code="GS306",
