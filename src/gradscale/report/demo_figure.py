@@ -73,7 +73,7 @@ def comparison_figure(
 
 def _loss_panel(
     runs: Sequence[Curves], seeds: Sequence[Curves], baseline: float, steps: int
-) -> alt.LayerChart:
+) -> alt.LayerChart | alt.FacetChart:
     rows: list[dict[str, Any]] = [
         {"run": run.name, "step": step, "loss": loss}
         for run in runs
@@ -125,7 +125,7 @@ def _loss_panel(
     )
 
 
-def _scale_panel(runs: Sequence[Curves], steps: int) -> alt.LayerChart:
+def _scale_panel(runs: Sequence[Curves], steps: int) -> alt.LayerChart | alt.FacetChart:
     rows: list[dict[str, Any]] = [
         {"run": run.name, "step": step, "log2": math.log2(scale)}
         for run in runs

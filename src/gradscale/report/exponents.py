@@ -13,7 +13,7 @@ LINE = "#0072B2"
 _SUBNORMAL, _NORMAL, _END = LOWEST_EXPONENT, -14, 16
 
 
-def exponent_panel(underflow: Underflow) -> alt.LayerChart:
+def exponent_panel(underflow: Underflow) -> alt.LayerChart | alt.FacetChart:
     """Draw the share of gradient elements by exponent, with float16's ranges shaded."""
     sample = underflow.seen
     total = max(sample.total, 1)

@@ -69,7 +69,7 @@ def _subtitle(diagnosis: Diagnosis) -> str:
     return f"{counts}; the policy keeps the scale between {floor} and {ceiling}"
 
 
-def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart:
+def _scale_panel(diagnosis: Diagnosis) -> alt.LayerChart | alt.FacetChart:
     timeline = diagnosis.timeline
     low, high = timeline.range()
     rules = _rules(diagnosis, low, high)
@@ -139,7 +139,9 @@ def _losses(diagnosis: Diagnosis) -> list[dict[str, float]]:
     return [each for each in pieces if max(map(abs, each.values())) < _LARGEST]
 
 
-def _loss_panel(diagnosis: Diagnosis, losses: list[dict[str, float]]) -> alt.LayerChart:
+def _loss_panel(
+    diagnosis: Diagnosis, losses: list[dict[str, float]]
+) -> alt.LayerChart | alt.FacetChart:
     low = min(each["low"] for each in losses)
     high = max(each["high"] for each in losses)
     # On a linear axis a loss that falls or diverges by more is a right angle.
@@ -269,6 +271,6 @@ def _marks(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     return list(kept.values())
 
 
-def _empty_panel(text: str) -> alt.LayerChart:
+def _empty_panel(text: str) -> alt.LayerChart | alt.FacetChart:
     blank = alt.Chart(alt.Data(values=[{}])).mark_point(opacity=0)
     return alt.layer(blank).properties(width=WIDTH, height=20, title=caption(text))

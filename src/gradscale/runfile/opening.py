@@ -2,7 +2,6 @@
 
 import shutil
 import sqlite3
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -124,9 +123,7 @@ def _checked(connection: sqlite3.Connection, path: Path) -> Budget:
     budget = Budget()
     try:
         connection.set_progress_handler(budget.spend, _COUNTED_BY)
-        if sys.version_info >= (3, 11):
-            # Before, rows are as long as the file allows.
-            connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_ROW)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_ROW)
         # No functions in the schema of the file; cells are checked before use.
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA cell_size_check = ON")
