@@ -165,9 +165,18 @@ def _collect_any(
     begins: Any = addresses if tracing else array("q", addresses)
     marks: Any = versions if tracing else array("q", versions)
     sizes: Any = [] if tracing else array("q", list(map(Tensor.numel, tensors)))
+    # Not by _replace: torch.compile of PyTorch 2.11 cannot trace it.
     gradients = GradSnapshot(
-        owners, tensors, begins, marks, sizes, None, present, shared
-    )._replace(uncoalesced=uncoalesced)
+        owners,
+        tensors,
+        begins,
+        marks,
+        sizes,
+        None,
+        present,
+        shared,
+        uncoalesced=uncoalesced,
+    )
     if not tracing and not tensor_list.same(grads, tensors):
         gradients = gradients._replace(wrapped=grads)
     if tracing:
