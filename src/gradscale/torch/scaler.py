@@ -197,15 +197,15 @@ class GradScaler(torch.amp.GradScaler):
         # Weak: an optimizer that lives on must not keep the scaler alive.
         forget = weakref.WeakMethod(self._forget)
         self._entries = OptimizerEntries(
-            self._kernels, lambda key: (there := forget()) and there(key)
+            self._kernels, lambda *gone: (there := forget()) and there(*gone)
         )
         self._disabled_steps = DisabledCounter()
 
-    def _forget(self, key: int) -> None:
+    def _forget(self, key: int, param_groups: list[dict[str, Any]]) -> None:
         """Let go of an optimizer that was deleted."""
         self._ranks.forget(key)
-        self._iteration.drop(key)
-        self._monitor.drop(key)
+        self._iteration.drop(key, param_groups)
+        self._monitor.drop(key, param_groups)
 
     def _make_warnings(self) -> messages.WarnOnce:
         return messages.WarnOnce()

@@ -146,11 +146,11 @@ class Monitor:
             self._run.hopeless = None
             raise error
 
-    def drop(self, key: int) -> None:
+    def drop(self, key: int, param_groups: list[dict[str, Any]]) -> None:
         """Let go of the parameters of an optimizer that was deleted."""
         for steps in self._steps:
             if key in steps:
-                steps[key].name_params()
+                steps[key].name_params(param_groups)
 
     def _report_location(self, state: DeviceState) -> None:
         """Report what the module hooks have located in this update. Syncs."""

@@ -36,10 +36,10 @@ class OptimizerEntries:
 
     Args:
         kernels: As for the scaler.
-        forget: Called with the id of an optimizer that was deleted.
+        forget: Called with the id of an optimizer that was deleted, and its groups.
     """
 
-    def __init__(self, kernels: Kernels, forget: Callable[[int], object]) -> None:
+    def __init__(self, kernels: Kernels, forget: Callable[[int, Any], object]) -> None:
         self._kernels = kernels
         self._forget = forget
         self._entries: dict[int, OptimizerEntry] = {}
@@ -70,7 +70,8 @@ class OptimizerEntries:
         # __slots__ cannot be watched; its entry stays.
         with suppress(TypeError):
             entry.optimizer = weakref.ref(optimizer)
-            weakref.finalize(optimizer, self._drop, key)
+            # Its groups name its parameters once more when it is deleted.
+            weakref.finalize(optimizer, self._drop, key, optimizer.param_groups)
         return entry
 
     def at(self, key: int) -> OptimizerEntry:
@@ -111,6 +112,6 @@ class OptimizerEntries:
     def _counts_at(self, place: int) -> tuple[int, int]:
         return self._counts[place] if place < len(self._counts) else (0, 0)
 
-    def _drop(self, key: int) -> None:
+    def _drop(self, key: int, param_groups: list[dict[str, Any]]) -> None:
         self._entries.pop(key, None)
-        self._forget(key)
+        self._forget(key, param_groups)

@@ -241,10 +241,10 @@ class Iteration:
             _has_any(other, ids) for other in known if other.owner() is not None
         )
 
-    def drop(self, key: int) -> None:
+    def drop(self, key: int, param_groups: list[dict[str, Any]]) -> None:
         """Let go of the parameters of an optimizer that was deleted."""
         if key in self.settled:
-            self.settled[key].name_params()
+            self.settled[key].name_params(param_groups)
         self.carried.pop(key, None)
 
     def unscaled(self) -> list[OptimizerStep]:

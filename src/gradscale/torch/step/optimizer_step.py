@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -122,10 +123,15 @@ class OptimizerStep:
         skip, still = self.leftover
         return torch.where(skip == 0.0, one, still)
 
-    def name_params(self) -> None:
-        """Let go of the parameters, and keep their names."""
+    def name_params(self, param_groups: list[dict[str, Any]]) -> None:
+        """Let go of the parameters, and keep their names.
+
+        Args:
+            param_groups: Of the optimizer, which is deleted.
+        """
         if self.stats is not None:
-            self.stats.params = names_of(self.stats.params, self.name_sources)
+            sources = *self.name_sources, SimpleNamespace(param_groups=param_groups)
+            self.stats.params = names_of(self.stats.params, sources)
 
     def params(self) -> list[Tensor]:
         """Return all parameters of the optimizer, not to be changed."""
