@@ -112,9 +112,8 @@ def _optimizers(rnd: random.Random, model: Net, *, sparse: bool) -> list[Any]:
     table = list(model.table.parameters())
     rest = [p for name, p in model.named_parameters() if not name.startswith("table")]
     if sparse:
-        # Few optimizers take sparse gradients, and none of them fused.
-        kind = rnd.choice([torch.optim.SGD, torch.optim.SparseAdam])
-        return [kind(table, lr=0.1), _optimizer(rnd, rest)]
+        # Coalesces by itself, as gradscale does before: SGD adds duplicates one by one.
+        return [torch.optim.SparseAdam(table, lr=0.1), _optimizer(rnd, rest)]
     if rnd.random() < 0.3:
         return [_optimizer(rnd, table), _optimizer(rnd, rest)]
     return [_optimizer(rnd, table + rest)]

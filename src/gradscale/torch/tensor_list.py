@@ -45,8 +45,6 @@ class GradSnapshot(NamedTuple):
             its own.
         wrapped: `.grad` of every parameter that has one, where these are not `tensors`
             themselves; else None.
-        uncoalesced: A sparse gradient may hold several values for one element: its norm
-            cannot be taken.
     """
 
     params: list[Tensor]
@@ -59,7 +57,6 @@ class GradSnapshot(NamedTuple):
     shared: bool = False
     copies: list[float] | None = None
     wrapped: list[Tensor] | None = None
-    uncoalesced: bool = False
 
     def only(self, places: list[int]) -> "GradSnapshot":
         """Return those at these positions."""

@@ -54,15 +54,6 @@ def test_duplicates_that_cancel_are_finite():
     assert read(collect([param], allow_fp16=True), CPU).amax().item() == 0.0
 
 
-def test_a_sparse_gradient_that_needs_no_norm_stays_as_torch_leaves_it():
-    (param,) = _holding(torch.zeros(4))
-    grad = param.grad = sparse([1, 1], [3.0, 4.0], 4)
-    found = collect([param], allow_fp16=True, coalesce=False)
-    assert param.grad is grad
-    assert found.uncoalesced
-    assert [tensor.tolist() for tensor in found.tensors] == [[3.0, 4.0]]
-
-
 def test_slices_that_overlap_through_numpy_are_refused_by_name():
     memory = numpy.zeros(6, dtype=numpy.float32)
     params = _holding(torch.zeros(4), torch.zeros(4))

@@ -27,12 +27,11 @@ def collect(
     allow_fp16: bool,
     names: Iterable[Any] = (),
     copies: Mapping[int, float] | None = None,
-    coalesce: bool = True,
 ) -> GradSnapshot:
     """Collect the gradients of `params`, refusing by name what cannot be unscaled.
 
     A gradient that is expanded, negated or conjugated on reading, or made in inference
-    mode is written out, and a sparse one may be coalesced; all of them replace `.grad`.
+    mode is written out, and a sparse one is coalesced; all of them replace `.grad`.
     No host sync.
 
     Args:
@@ -41,19 +40,19 @@ def collect(
         allow_fp16: Accept f16 gradients.
         names: What `names_of` needs to name a parameter in an error.
         copies: As in `Spread`; None where each rank has its own.
-        coalesce: Coalesce sparse gradients, as their norm requires; else only those of
-            f16, as torch does.
     """
     params = params if isinstance(params, list) else list(params)
     if not torch.compiler.is_compiling() and not copies:
         ordinary = _collect_plain(params, allow_fp16)
         if ordinary is not None:
             return ordinary
-    gradients = _collect_any(params, allow_fp16, names, coalesce)
+    gradients = _collect_any(params, allow_fp16, names)
     if not copies:
         return gradients
     held_by = [copies.get(id(param), 1.0) for param in gradients.params]
-    return gradients._replace(copies=held_by)
+    # Those on different numbers of ranks are read apart.
+    kind = gradients.kind if len(set(held_by)) == 1 else None
+    return gradients._replace(copies=held_by, kind=kind)
 
 
 def _collect_plain(params: list[Tensor], allow_fp16: bool) -> GradSnapshot | None:
@@ -106,7 +105,7 @@ def _are_apart(tensors: list[Tensor], begins: Numbers) -> bool:
 
 @torch.no_grad()
 def _collect_any(
-    params: list[Tensor], allow_fp16: bool, names: Iterable[Any], coalesce: bool
+    params: list[Tensor], allow_fp16: bool, names: Iterable[Any]
 ) -> GradSnapshot:
     owners: list[Tensor] = []
     tensors: list[Tensor] = []
@@ -118,7 +117,7 @@ def _collect_any(
     # A fake tensor has no address either.
     fake = any(isinstance(param, FakeTensor) for param in params)
     tracing = fake or torch.compiler.is_compiling()
-    present, shared, uncoalesced = 0, False, False
+    present, shared = 0, False
     _put_together(params)
     for param in params:
         if not isinstance(param, Tensor):
@@ -129,12 +128,6 @@ def _collect_any(
         if grad is None:
             continue
         present += 1
-        if grad.layout is torch.sparse_coo and not grad.is_coalesced():
-            if coalesce or grad.dtype is torch.float16:
-                # The sum of duplicates may overflow although none of them does.
-                grad = param.grad = grad.coalesce()
-            else:
-                uncoalesced = True
         if grad.dtype is torch.float16 and not allow_fp16:
             halves.append(param)
         if not tracing and (grad.is_neg() or grad.is_inference()):
@@ -165,17 +158,8 @@ def _collect_any(
     begins: Any = addresses if tracing else array("q", addresses)
     marks: Any = versions if tracing else array("q", versions)
     sizes: Any = [] if tracing else array("q", list(map(Tensor.numel, tensors)))
-    # Not by _replace: torch.compile of PyTorch 2.11 cannot trace it.
     gradients = GradSnapshot(
-        owners,
-        tensors,
-        begins,
-        marks,
-        sizes,
-        None,
-        present,
-        shared,
-        uncoalesced=uncoalesced,
+        owners, tensors, begins, marks, sizes, None, present, shared
     )
     if not tracing and not tensor_list.same(grads, tensors):
         gradients = gradients._replace(wrapped=grads)
@@ -237,6 +221,9 @@ def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
 def _strided(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
     """Return a strided tensor without overlap; `.grad` is replaced where needed."""
     if grad.layout is torch.sparse_coo:
+        if not grad.is_coalesced():
+            # The sum of duplicates may overflow although none of them does.
+            grad = param.grad = grad.coalesce()
         return grad._values()
     if grad.layout is not torch.strided:
         raise _refused(param, grad, f"a gradient of layout {grad.layout}", names)

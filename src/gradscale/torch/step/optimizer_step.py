@@ -166,10 +166,9 @@ class OptimizerStep:
             snapshot is None
             or held is None
             or self.accepts_fp16 > allow_fp16
-            or (snapshot.uncoalesced and norm_type is not None)
             or not self._is_snapshot(snapshot.versions)
         ):
-            snapshot = self._collect(allow_fp16, coalesce=norm_type is not None)
+            snapshot = self._collect(allow_fp16)
             self.snapshot, self.accepts_fp16 = snapshot, allow_fp16
             if snapshot.wrapped is not None:
                 self.wrapper_versions = list(map(_VERSION, snapshot.wrapped))
@@ -197,7 +196,7 @@ class OptimizerStep:
             self.decision = None
         return scale
 
-    def _collect(self, allow_fp16: bool, *, coalesce: bool) -> GradSnapshot:
+    def _collect(self, allow_fp16: bool) -> GradSnapshot:
         channel, params = self.channel, self.params()
         try:
             found = collect(
@@ -205,8 +204,6 @@ class OptimizerStep:
                 allow_fp16=allow_fp16,
                 names=self.name_sources,
                 copies=None if channel is None else channel.copies,
-                # With other ranks the norm is always taken.
-                coalesce=coalesce or channel is not None,
             )
         except GradientError:
             if channel is not None:
