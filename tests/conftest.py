@@ -10,6 +10,8 @@ from hypothesis import settings
 
 # Also of the processes that tests start: workers already use all cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nor does each of them compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile("steady", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", max_examples=1000, deadline=None)
