@@ -16,6 +16,18 @@ KINDS = {
 }
 
 
+def test_an_optimizer_that_waits_over_an_update_is_freed():
+    scaler, param, waiting = GradScaler("cpu"), parameter(2), parameter(2)
+    optimizer, other = (torch.optim.SGD([p], lr=1.0) for p in (param, waiting))
+    iterate(scaler, other, waiting, 1.0)
+    waiting.grad = torch.ones(2)
+    iterate(scaler, optimizer, param, 1.0)
+    kept = weakref.ref(other), weakref.ref(waiting)
+    del other, waiting
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+
+
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 @pytest.mark.parametrize("last", [1.0, INF])
 def test_an_optimizer_and_its_parameters_are_freed(make, last):

@@ -118,6 +118,7 @@ class Iteration:
             if carried is not None and carried.still_holds():
                 self.steps[key], self.states[key] = carried.step, carried.state
                 carried.step.optimizer = optimizer
+                carried.step.name_sources = (model, optimizer)
                 carried.step.unscaled_before = (
                     self.stage(carried.step) is OptState.UNSCALED
                 )
@@ -310,6 +311,7 @@ class Iteration:
             if self.states[key]["stage"] is not OptState.STEPPED:
                 carried = _carried(step, self.states[key], used_scale)
                 if carried.gradients:
+                    step.release()
                     kept[key] = carried
         self.carried = kept
 
