@@ -5,7 +5,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: demo test lint bench parity format docs
+.PHONY: demo test lint bench parity format docs zoo
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo
@@ -31,6 +31,10 @@ bench: .venv/.dev
 	$(PY) -m benchmarks.bench_defects --out benchmarks/results/defects.json
 	$(PY) -m benchmarks.bench_jax --set gpt2-124M --out benchmarks/results/jax_update_cpu.json
 	$(PY) -m benchmarks.bench_jax_defects --out benchmarks/results/jax_defects.json
+	$(PY) -m benchmarks.bench_keras --out benchmarks/results/keras_cpu.json
+
+zoo: .venv/.dev
+	$(PY) -m tests.zoo
 
 docs: .venv/.dev
 	$(PY) -m docs.render
@@ -51,4 +55,6 @@ parity: .venv/.dev
 .venv/.dev: .venv/.demo
 	@echo "Installing what the tests need."
 	$(PIP) -e '.[torch,jax,report,dev]'
+	@# It requires the name tensorflow; tensorflow-cpu is the same without CUDA.
+	$(PIP) --no-deps tf_keras
 	@touch $@

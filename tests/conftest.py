@@ -10,6 +10,8 @@ from hypothesis import settings
 
 # Also of the processes that tests start: workers already use all cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Modules of the Keras room are imported by some tests; TensorFlow is slow to load.
+os.environ.setdefault("KERAS_BACKEND", "jax")
 # Nor does each of them compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

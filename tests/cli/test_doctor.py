@@ -50,9 +50,12 @@ def test_findings_short_of_a_collapse_have_exit_code_1(tmp_path):
 def test_the_json_has_exactly_the_documented_keys(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_gradients(), culprits=runs.sick_tensors)
     data = json.loads(call("doctor", tmp_path / "run.gs", "--json").stdout)
-    assert set(data) == {"verdict", "findings"}
+    assert set(data) == {"verdict", "findings", "not_judged"}
     [finding] = data["findings"]
-    assert set(finding) == {"code", "where", "step", "what", "evidence", "advice"}
+    assert set(finding) == {
+        *("code", "cause", "where", "step", "since", "what", "cost", "evidence"),
+        "advice",
+    }
     assert (finding["code"], finding["where"]) == ("GS208", "decoder.3.ffn.o.weight")
 
 

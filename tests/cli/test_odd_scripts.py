@@ -39,6 +39,7 @@ FORKED = (
     "killed_in_training",
     "warnings_are_errors_in_training",
     "step_without_gradients",
+    "scale_at_its_floor",
 )
 
 

@@ -150,3 +150,20 @@ def test_a_long_run_shows_its_progress_on_a_terminal(collapsed, monkeypatch):
     done = call("report", collapsed)
     assert "Reading 400 steps" in done.stderr
     assert "Reading" not in done.stdout
+
+
+def test_names_are_not_shortened_in_a_pipe(tmp_path, monkeypatch):
+    name = "base_model.model.transformer.h.0.attn.c_attn.lora_A.default.weight"
+    monkeypatch.delenv("COLUMNS", raising=False)
+    runs.write(
+        tmp_path / "run.gs",
+        runs.collapse(),
+        culprits=lambda record: () if record.finite else (name,),
+    )
+    lines = CliRunner().invoke(app, ["report", str(tmp_path / "run.gs")]).stdout
+    [row] = [line for line in lines.splitlines() if line.startswith(f"  {name} ")]
+    assert row.split()[1:] == ["101", "101", "0", "300", "–", "400"]
+    # Charts and text are as wide as on a terminal of 80 columns.
+    before, after = lines.split("Not finite")[0], lines.split("Findings")[1]
+    assert max(map(len, before.splitlines())) <= 80
+    assert max(map(len, after.splitlines())) <= 80

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from gradscale.cli.run import Recorded, closing_line
+import gradscale.cli.run as run_command
+from gradscale.cli.run import Recorded, closing_lines
 from gradscale.runfile import RunWriter
 
 # Prints everything a script can observe of the way it was started.
@@ -199,15 +200,75 @@ def test_a_missing_script_is_named(tmp_path):
         ),
     ],
 )
-def test_the_closing_line_counts_skips_and_steps_without_gradients(
+def test_the_closing_lines_counts_skips_and_steps_without_gradients(
     tmp_path, steps, text
 ):
     path = str(tmp_path / "run.gs")
     with RunWriter(path) as writer:
         for step, (applied, code) in enumerate(steps, start=1):
             writer.step(step, 1.0, applied, code)
-    line = closing_line(Recorded([path], 1, 1, ""))
+    line = closing_lines(Recorded([path], 1, 1, "")).splitlines()[-1]
     assert line.startswith(f"gradscale: {text} in {path}. ")
+
+
+def run_file(path, verdict, loss=1.0):
+    """Write a run of 40 steps, of which the last ten are skipped; return its path."""
+    with RunWriter(path) as writer:
+        for step in range(1, 41):
+            ok = step <= 30 or verdict == "GS000"
+            code = "GS000" if ok else verdict
+            writer.step(step, 1024.0, ok, code, loss=1.0 if ok else loss)
+    return str(path)
+
+
+def test_the_closing_lines_have_the_first_line_of_doctors_first_finding(tmp_path):
+    path = run_file(tmp_path / "run.gs", "GS203", loss=float("nan"))
+    finding, line = closing_lines(Recorded([path], 1, 1, "")).splitlines()
+    doctor = started("-m", "gradscale", "doctor", path, folder=tmp_path)
+    assert re.match(r"gradscale GS203 step \d+: the loss", finding)
+    # Doctor breaks lines at 80 columns.
+    assert finding.removeprefix("gradscale ") in re.sub(r"\s+", " ", doctor.stdout)
+    assert line == (
+        f"gradscale: 40 steps, 10 skipped, recorded in {path}. "
+        f"Next: gradscale doctor {path}"
+    )
+
+
+def test_the_closing_line_of_a_healthy_run_points_to_the_report(tmp_path):
+    path = run_file(tmp_path / "run.gs", "GS000")
+    assert closing_lines(Recorded([path], 1, 1, "")) == (
+        f"gradscale: 40 steps recorded in {path}. Next: gradscale report {path}"
+    )
+
+
+def test_a_finding_in_the_file_of_another_process_is_shown(tmp_path):
+    healthy = run_file(tmp_path / "run.gs", "GS000")
+    sick = run_file(tmp_path / "run.2.gs", "GS203", loss=float("nan"))
+    finding, line = closing_lines(Recorded([healthy, sick], 2, 2, "")).splitlines()
+    assert "GS203" in finding
+    assert line == (
+        f"gradscale: 40 steps recorded in {healthy} (and 1 more, one per process or "
+        f"thread). Next: gradscale doctor {sick}"
+    )
+
+
+def test_a_diagnosis_that_fails_is_reported_and_not_raised(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise ZeroDivisionError("no rows")
+
+    path = run_file(tmp_path / "run.gs", "GS000")
+    monkeypatch.setattr(run_command, "diagnose_run", fail)
+    assert closing_lines(Recorded([path], 1, 1, "")).splitlines() == [
+        "gradscale: the diagnosis failed with ZeroDivisionError: no rows",
+        f"gradscale: the run was recorded in {path}. Next: gradscale doctor {path}",
+    ]
+
+
+def test_gradscale_quiet_silences_the_closing_line(tmp_path):
+    train = script(tmp_path, "import sys; sys.exit(3)")
+    quiet = {**os.environ, "GRADSCALE_QUIET": "1"}
+    run = started("-m", "gradscale", "run", train, folder=tmp_path, env=quiet)
+    assert (run.returncode, run.stderr) == (3, "")
 
 
 def test_the_help_has_examples(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gradscale.cli import app
-from gradscale.cli.run import Recorded, closing_line
+from gradscale.cli.run import Recorded, closing_lines
 from gradscale.diagnosis import diagnose_run
 from gradscale.diagnosis.following import Follower
 from gradscale.report.tail_screen import vitals
@@ -36,7 +36,7 @@ def test_all_commands_count_the_same_skips(tmp_path, steps, skipped):
     counts = f"{len(steps)} steps, {skipped} skipped"
     assert (diagnosis.skipped, follower.skipped) == (skipped, skipped)
     assert sum(phase.skipped for phase in diagnosis.phases) == skipped
-    assert counts in closing_line(Recorded([str(path)], 1, 1, ""))
+    assert counts in closing_lines(Recorded([str(path)], 1, 1, ""))
     assert counts in call("doctor", path).stdout
     assert counts in call("report", path).stdout
     assert json.loads(call("report", path, "--json").stdout)["skipped"] == skipped

@@ -301,7 +301,9 @@ def test_the_scale_grows_on_exactly_every_interval_th_finite_step(policy):
     scales = [policy.init_scale, *(s.scale for s in run(policy, [True] * steps))]
     grew = [after > before for before, after in pairwise(scales)]
     due = [
-        step % policy.growth_interval == 0 and scales[step - 1] < policy.max_scale
+        step % policy.growth_interval == 0
+        and scales[step - 1] < policy.max_scale
+        and f32(scales[step - 1] * policy.growth_factor) < math.inf
         for step in range(1, steps + 1)
     ]
     assert grew == due
@@ -370,7 +372,8 @@ def classic(policy, trace):
         if not finite:
             scale, count = f32(scale * policy.backoff_factor), 0
         elif count == policy.growth_interval:
-            scale, count = f32(scale * policy.growth_factor), 0
+            grown, count = f32(scale * policy.growth_factor), 0
+            scale = scale if grown == math.inf else grown
         scale = min(max(scale, policy.min_scale), policy.max_scale)
         states.append(ScaleState(scale, count, 0))
     return states

@@ -213,12 +213,56 @@ def test_what_is_printed_has_exactly_the_agreed_keys(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_loss())
     told = diagnosed(tmp_path / "run.gs").verdict_as_dict()
     [finding] = told["findings"]
-    keys = ["code", "where", "step", "what", "evidence", "advice"]
-    assert list(told) == ["verdict", "findings"]
-    assert list(finding) == keys
+    assert list(told) == ["verdict", "findings", "not_judged"]
+    assert list(finding) == [
+        *("code", "cause", "where", "step", "since", "what", "cost", "evidence"),
+        "advice",
+    ]
 
 
 def test_normal_findings_are_not_among_those_of_a_verdict(tmp_path):
     runs.write(tmp_path / "run.gs", runs.healthy())
     told = diagnosed(tmp_path / "run.gs").verdict_as_dict()
-    assert told == {"verdict": "healthy", "findings": []}
+    assert told == {"verdict": "healthy", "findings": [], "not_judged": []}
+
+
+# --- what could not be judged ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "judged"), [(49, False), (50, True)])
+def test_trends_are_not_judged_in_fewer_than_50_steps(tmp_path, steps, judged):
+    runs.write(tmp_path / "run.gs", runs.saw_tooth(steps))
+    words = f"trends: the run has {steps} steps, at least 50 are needed"
+    wanted = () if judged else (words,)
+    assert diagnosed(tmp_path / "run.gs").not_judged == wanted
+
+
+def unjudged(path, *notes):
+    """Write 60 finite steps, and what could not be judged; return the diagnosis."""
+    runs.write(path, runs.saw_tooth(60))
+    with RunWriter(path, resume=True) as writer:
+        for what in notes:
+            data = {"observed": "not_judged", "what": what}
+            writer.event("GS000", step=2, data=data)
+    return diagnosed(path)
+
+
+def test_what_the_recording_could_not_observe_is_not_judged(tmp_path):
+    diagnosis = unjudged(tmp_path / "run.gs", "the loop: its graph is compiled")
+    assert diagnosis.not_judged == ("the loop: its graph is compiled",)
+    assert diagnosis.as_dict()["not_judged"] == ["the loop: its graph is compiled"]
+
+
+def test_notes_of_any_number_and_kind_are_shown_in_part(tmp_path):
+    assert unjudged(tmp_path / "run.gs", *range(99)).not_judged == tuple("01234567")
+
+
+# --- observations in the file ---------------------------------------------------------
+
+
+def test_a_message_with_the_code_of_a_wrong_use_has_its_cause(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1024.0, True, "GS000")
+        writer.event("GS115", step=1, data={"what": "seen live"})
+    [finding] = diagnosed(tmp_path / "run.gs").findings
+    assert (finding.code, finding.cause) == ("GS115", "stepped-directly")

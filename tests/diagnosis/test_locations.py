@@ -54,34 +54,9 @@ def test_a_place_under_a_loss_that_is_not_finite_is_of_another_trouble(tmp_path)
     assert placed(tmp_path / "b.gs", 104, loss_finite=True).where == "decoder.3.ffn"
 
 
-@pytest.mark.parametrize(
-    ("module", "operation", "words"),
-    [
-        ("head", "log", "Look at log in module 'head'. Use log_softmax."),
-        ("head", "", "Look at module 'head'. Use log_softmax."),
-        ("", "log", "Look at log in the model. Use log_softmax."),
-        (None, "log", "Look at log outside any module. Use log_softmax."),
-        (
-            None,
-            "",
-            "Look at the computation outside any module. Use log_softmax.",
-        ),
-    ],
-)
-def test_the_advice_on_a_place_names_it(tmp_path, module, operation, words):
-    told = {"module": module, "operation": operation, "module_class": None}
-    assert placed(tmp_path / "run.gs", 104, **told).advice[0] == words
-
-
-def test_a_loss_outside_any_module_is_named(tmp_path):
-    loss = {"direction": "forward", "module": None, "module_class": None}
-    loss |= {"operation": "", "tensor": "loss", "kind": "nan", "pattern": None}
-    finding = placed(tmp_path / "run.gs", 104, count=1, elements=1, **loss)
-    said = "the loss itself, outside any module: 1 of 1 NaN"
-    assert finding.evidence["place"] == said
-    assert finding.advice[0].startswith(
-        "Look at the loss computation after the last module, whose output is"
-    )
+@pytest.mark.parametrize(("module", "where"), [("head", "head"), (None, "the loss")])
+def test_the_location_follows_from_the_module(tmp_path, module, where):
+    assert placed(tmp_path / "run.gs", 104, module=module).where == where
 
 
 def batch_of(path):
@@ -96,7 +71,9 @@ def batch_of(path):
 
 def test_a_batch_that_is_not_finite_is_said_to_be_the_place(tmp_path):
     finding = batch_of(tmp_path / "run.gs")
-    assert (finding.code, finding.where) == ("GS203", "")
+    assert (finding.code, finding.cause, finding.where) == (
+        *("GS203", "bad-batch", "the batch"),
+    )
     assert finding.evidence["place"].endswith("(Model), input: 3 of 4,096 NaN")
     assert finding.advice[0].startswith("The batch of step 106 contains NaN before")
     assert "  where  the batch\n" in finding.text()
@@ -104,7 +81,8 @@ def test_a_batch_that_is_not_finite_is_said_to_be_the_place(tmp_path):
 
 def test_a_batch_that_is_not_finite_is_in_no_tensor(tmp_path):
     batch = {"direction": "forward", "module": "", "tensor": "input"}
-    assert placed(tmp_path / "run.gs", 104, **batch).where == ""
+    seen = {**batch, "loss_finite": True}
+    assert placed(tmp_path / "run.gs", 104, **seen).where == "the batch"
 
 
 def ruined(path, **event):
@@ -129,12 +107,7 @@ def test_a_weight_that_is_not_finite_is_where_though_all_gradients_are_nan(tmp_p
 
 def test_a_weight_says_more_than_the_module_that_has_met_it(tmp_path):
     finding = ruined(tmp_path / "run.gs", module="block", direction="forward")
-    assert finding.where == "b"
-    assert finding.evidence["place_module"] == "block"
-
-
-def test_a_place_from_before_the_trouble_is_not_named(tmp_path):
-    assert placed(tmp_path / "run.gs", 99).where == runs.SICK[0]
+    assert (finding.code, finding.where) == ("GS207", "b")
 
 
 def test_a_replay_that_found_nothing_names_no_place(tmp_path):

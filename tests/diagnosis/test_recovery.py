@@ -46,8 +46,8 @@ def test_a_run_that_is_lost_again_is_a_collapse_said_once(tmp_path):
     diagnosis = diagnosed(tmp_path / "run.gs")
     [finding] = diagnosis.findings
     assert diagnosis.health is Health.COLLAPSE
-    assert (finding.step, finding.since, finding.evidence["times"]) == (140, 100, 2)
-    assert finding.what.endswith("; reported twice (steps 107 and 140)")
+    assert (finding.step, finding.since, finding.evidence["times"]) == (142, 100, 2)
+    assert finding.what.endswith("; reported twice (steps 109 and 142)")
 
 
 def test_a_message_that_was_hopeless_is_mended_as_well(tmp_path):

@@ -132,13 +132,13 @@ def test_zeros_throughout_tell_nothing(tmp_path):
 
 def test_layers_that_get_only_zeros_are_found(tmp_path):
     with RunWriter(tmp_path / "run.gs") as writer:
-        for step in range(1, 201):
+        for step in range(1, 301):
             writer.step(step, 1.0, True, "GS000", amax=1.0)
             if step % 100 == 0:
                 seen = {"w": SINKING, "first": sample({}, zeros=99)}
                 writer.samples(step, seen)
     [finding] = diagnosed(tmp_path / "run.gs").findings
-    assert (finding.code, finding.since, finding.step) == ("GS209", 100, 200)
+    assert (finding.code, finding.since, finding.step) == ("GS209", 100, 300)
 
 
 def test_gradients_of_activations_are_not_added(tmp_path):
@@ -157,7 +157,7 @@ def test_a_scale_of_1_that_loses_half_is_found(tmp_path):
     runs.write_sampled(tmp_path / "run.gs", [1.0] * 400)
     diagnosis = diagnosed(tmp_path / "run.gs")
     [finding] = diagnosis.findings
-    assert (finding.code, finding.since, finding.step) == ("GS209", 100, 200)
+    assert (finding.code, finding.since, finding.step) == ("GS209", 100, 300)
     assert diagnosis.verdicts[Verdict.UNDERFLOW] == 4
     assert diagnosis.underflow.advice == (
         "about 56 % of the elements are lost at S = 2^0: raise it to 2^22, where "

@@ -59,6 +59,13 @@ batch = jax.numpy.ones(4)
 def loss_of(*given: Any) -> jax.Array:
     raise NotImplementedError
 """,
+    "keras": """\
+from typing import Any
+import keras
+model: Any = None
+x: Any = None
+y: Any = None
+""",
 }
 # A number as device, which is the mistake that the example shows; and a scaler for
 # Join, which wants a subclass of torch's Joinable and calls nothing but its methods.
@@ -80,6 +87,7 @@ def blocks(page):
             continue
         number += 1
         framework = "jax" if "optax" in match[2] else "torch"
+        framework = "keras" if "keras" in match[2] else framework
         found[f"{page.stem}_{heading}_{number}"] = GIVEN[framework] + match[2]
     if session:
         found[f"{page.stem}_session"] = "".join(session)

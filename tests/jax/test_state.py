@@ -235,7 +235,7 @@ def test_the_dtypes_of_the_last_step_are_those_it_documents():
 def test_the_record_holds_plain_python_values():
     record = last(stepped(DynamicScale(init_scale=8.0), [GOOD, BAD])).record
     # What nobody knows is None.
-    assert {type(value) for value in record} == {int, float, bool, type(None)}
+    assert {type(value) for value in record} == {int, float, bool, str, type(None)}
     assert (record.step, record.scale, record.applied) == (2, 8.0, False)
 
 

@@ -155,12 +155,54 @@ def gradients_grow_under_a_fixed_scale(sick: bool) -> Iterator[StepRecord]:
     return numbered(change)
 
 
+def losses_and_gradients_fail_by_turns(sick: bool) -> Iterator[StepRecord]:
+    by_turns = (BAD._replace(nan=True), BAD._replace(loss_finite=False, loss=math.nan))
+    return numbered(lambda step: by_turns[step % 2] if sick and step >= 100 else GOOD)
+
+
+def now_and_then(sick: bool, times: int) -> Iterator[StepRecord]:
+    """Yield a run in which gradients do not fit in some steps, 30 to 36 steps apart.
+
+    Sick, nothing fits in them, and 15 bits are free in the others. Well, they are the
+    tail of gradients that use the range: 2 bits are free in the others.
+    """
+    safe = [31.0 if sick else 17.0] * STEPS
+    for number in range(1, times + 1):
+        safe[30 * number + number**2 % 7] = -math.inf if sick else 14.5
+    return dynamic(safe)
+
+
+def gradients_are_nan_now_and_then(sick: bool) -> Iterator[StepRecord]:
+    """Ten times within 310 steps: the scale falls from 2^16 to 2^6."""
+    records = now_and_then(sick, times=10)
+    return (record._replace(nan=not record.finite) for record in records)
+
+
+def gradients_are_infinite_now_and_then(sick: bool) -> Iterator[StepRecord]:
+    return now_and_then(sick, times=6)
+
+
+def gradients_grew_since_the_first_steps(sick: bool) -> Iterator[StepRecord]:
+    """By 8 bits within 160 steps, before a usual scale is known; or by 4."""
+    bits = 8.0 if sick else 4.0
+    steps = range(STEPS)
+    return dynamic([17.0 - bits * min(1.0, step / 160.0) for step in steps])
+
+
+def a_layer_gets_no_gradients(sick: bool) -> Iterator[StepRecord]:
+    """A sample every 50 steps names it, with 10 bits unused, or with 4."""
+    amax = 2.0 ** (6.0 if sick else 12.0)
+    lost = GOOD._replace(lost=0.01, lost_layer="head.weight", amax=amax)
+    return numbered(lambda step: GOOD._replace(amax=amax) if step % 50 else lost)
+
+
 PATTERNS = (
-    Pattern(loss_is_nan_from_step_100, ("GS203",), (), True, 107),
-    Pattern(loss_is_nan_and_the_scale_is_held, ("GS203",), (), True, 107),
-    Pattern(loss_is_infinite_from_the_start, ("GS203",), (), True, 8),
+    Pattern(loss_is_nan_from_step_100, ("GS203",), (), True, 109),
+    Pattern(loss_is_nan_and_the_scale_is_held, ("GS203",), (), True, 109),
+    Pattern(loss_is_infinite_from_the_start, ("GS203",), (), True, 10),
+    Pattern(losses_and_gradients_fail_by_turns, ("GS203",), (), True, 109),
     Pattern(the_loss_is_a_sum_beyond_float16, ("GS203",), (), False, 107),
-    Pattern(one_batch_is_poisoned, ("GS203",), (), False, 101),
+    Pattern(one_batch_is_poisoned, ("GS203",), (), False, 105),
     Pattern(weights_are_ruined_at_step_200, ("GS207",), (), True, 200),
     Pattern(backward_gives_nan_from_step_100, ("GS208",), (), True, 108),
     Pattern(backward_gives_infinity_from_step_100, ("GS208",), (), True, 110),
@@ -170,10 +212,14 @@ PATTERNS = (
     Pattern(a_fixed_scale_fits_two_of_three, ("GS205",), (), False, 159),
     Pattern(every_third_batch_overflows, ("GS201",), (), False, 159),
     Pattern(the_loss_is_half_precision, ("GS206", "GS001"), ("GS001",), False, 12),
-    Pattern(gradients_vanish_at_scale_1, ("GS209",), (), False, 100),
+    Pattern(gradients_vanish_at_scale_1, ("GS209",), (), False, 150),
     Pattern(no_gradient_reaches_the_normals, ("GS209",), (), False, 100),
+    Pattern(a_layer_gets_no_gradients, ("GS209",), (), False, 200),
     Pattern(the_norm_overflows, ("GS204",), (), False, 100),
     Pattern(the_optimizer_holds_another_model, ("GS103",), (), False, 10),
     Pattern(the_scale_falls_and_falls, ("GS210",), (), False, 2904),
     Pattern(gradients_grow_under_a_fixed_scale, ("GS210",), (), False, 353),
+    Pattern(gradients_grew_since_the_first_steps, ("GS210",), (), False, 151),
+    Pattern(gradients_are_nan_now_and_then, ("GS211", "GS211"), (), False, 187),
+    Pattern(gradients_are_infinite_now_and_then, ("GS211",), (), False, 160),
 )

@@ -7,6 +7,7 @@ import pytest
 from gradscale.judge.judge import Judge
 from tests.judge import histories
 from tests.judge.histories import dynamic
+from tests.judge.judged import falling
 from tests.judge.sick_runs import BAD, GOOD
 
 
@@ -39,17 +40,23 @@ def test_a_loss_is_called_by_its_name(loss, word):
     assert seen["loss"] == word
 
 
-@pytest.mark.parametrize("over", [False, True])
 @pytest.mark.parametrize(
-    ("loss", "word"), [(math.nan, "nan"), (math.inf, "inf"), (None, "not finite")]
+    ("loss", "word"),
+    [(math.nan, "NaN"), (math.inf, "infinite"), (None, "not finite")],
 )
-def test_a_loss_is_called_by_its_name_after_it_as_well(loss, word, over):
+def test_the_text_on_a_loss_is_the_same_whether_or_not_the_run_recovered(loss, word):
+    records = [*[GOOD] * 20, LOST._replace(loss=loss), *[GOOD] * 5]
     judge = Judge()
-    records = [*[GOOD] * 20, LOST._replace(loss=loss), *[GOOD] * over]
-    found = [finding for record in records for finding in judge.see(record).findings]
-    (finding,) = [*found, *judge.end()]
-    assert (finding.evidence["loss"], finding.evidence["over"]) == (word, over)
-    assert f"the loss is {word}" in finding.what
+    for step, record in enumerate(records, start=1):
+        if step == 25:
+            (open_at_the_end,) = judge.end()
+        found = judge.see(record._replace(step=step)).findings
+    (recovered,) = found
+    assert recovered.evidence["recovered"] is True
+    assert "recovered" not in open_at_the_end.evidence
+    text = f"the loss is {word} before scaling, 1 step; no lower scale can help"
+    assert open_at_the_end.what == text
+    assert recovered.what == f"{text}, because of single batches"
 
 
 @pytest.mark.parametrize("before", [0, 20])
@@ -58,8 +65,8 @@ def test_a_loss_was_finite_before_or_never(before):
     assert seen["finite_before"] == (before > 0)
 
 
-def test_a_loss_was_finite_before_though_no_scale_fitted_yet():
-    assert evidence("GS203", [BAD, BAD] + [LOST] * 10)["finite_before"]
+def test_a_step_that_was_not_taken_is_none_before():
+    assert not evidence("GS203", [BAD, BAD] + [LOST] * 10)["finite_before"]
 
 
 @pytest.mark.parametrize(
@@ -77,14 +84,15 @@ def test_a_loss_was_finite_before_though_no_scale_fitted_yet():
 def test_a_loss_costs_the_batches_whose_steps_were_not_taken(taken, cost):
     useless = GOOD._replace(loss_finite=False)
     losses = [useless] * taken + [LOST] * (7 - taken)
-    finding = found("GS203", [*[GOOD] * 20, *losses, GOOD])
+    finding = found("GS203", [*[GOOD] * 20, *losses, *[GOOD] * 5])
     assert (finding.cost, finding.evidence["applied"]) == (cost, taken)
 
 
 def test_a_loss_says_what_the_scale_did_meanwhile():
     records = dynamic([17.0] * 20, losses=[2.0] * 10 + [math.nan] * 10)
     seen = evidence("GS203", records)
-    assert (seen["scale_from"], seen["scale"], seen["steps"]) == ("2^16", "2^9", 8)
+    assert (seen["scale_from"], seen["scale"], seen["steps"]) == ("2^16", "2^7", 10)
+    assert seen["bits"] == 9.0
 
 
 @pytest.mark.parametrize(
@@ -92,7 +100,8 @@ def test_a_loss_says_what_the_scale_did_meanwhile():
 )
 def test_a_scaled_loss_names_the_scale_that_fits(loss, fits):
     overflowed = BAD._replace(scaled_loss_finite=False, loss=loss)
-    assert evidence("GS206", [overflowed])["fits"] == fits
+    seen = evidence("GS206", [overflowed])
+    assert (seen["value"], seen["fits"]) == (loss, fits)
 
 
 @pytest.mark.parametrize(
@@ -142,19 +151,19 @@ def test_an_underflow_leaves_two_bits_of_headroom_free():
 
 def test_an_underflow_without_headroom_names_the_scale_it_has():
     full = GOOD._replace(lost=0.5, amax=50_000.0)
-    seen = evidence("GS209", [full] * 2)
+    seen = evidence("GS209", [full] * 3)
     assert (seen["room"], seen["lost"]) == ("2^16", 0.5)
 
 
 def test_a_sample_says_its_share():
-    assert found("GS209", [GOOD._replace(lost=0.41)] * 2).what == (
+    assert found("GS209", [GOOD._replace(lost=0.41)] * 3).what == (
         "about 41 % of the gradient elements are too small for float16 at S = 2^16"
     )
 
 
-def test_a_collapse_began_where_the_scale_left_its_place():
+def test_a_collapse_began_with_its_episode_and_names_when_all_was_usual():
     collapse = found("GS202", histories.opt_175b())
-    assert (collapse.step, collapse.since) == (3_908, 3_021)
+    assert (collapse.step, collapse.since) == (3_908, 3_898)
     assert collapse.evidence["usual_before"] == 3_021
 
 
@@ -178,9 +187,14 @@ def test_a_loss_that_rose_says_where_it_began():
 
 @pytest.mark.parametrize(("culprits", "where"), [(2, "a"), (3, "a"), (4, ""), (5, "")])
 def test_where_most_tensors_are_hit_the_first_is_no_place(culprits, where):
-    fixed = [BAD] * 10
-    finding = found("GS205", fixed, tuple("abcde"[:culprits]), tensors=5)
+    nan = falling(8, nan=True)
+    finding = found("GS208", nan, tuple("abcde"[:culprits]), tensors=5)
     assert (finding.where, finding.evidence["culprit"]) == (where, "a")
+
+
+def test_a_scale_that_is_too_high_is_located_in_the_first_tensor_of_all():
+    finding = found("GS205", [BAD] * 10, tuple("abcde"), tensors=5)
+    assert (finding.cause, finding.where) == ("scale-too-high", "a")
 
 
 def test_where_the_number_of_tensors_is_not_known_the_first_is_the_place():
@@ -190,8 +204,29 @@ def test_where_the_number_of_tensors_is_not_known_the_first_is_the_place():
 def test_a_collapse_under_a_bad_loss_is_in_no_tensor():
     floor = [LOST._replace(scale=2.0**-24, floor_steps=steps) for steps in (1, 2, 3)]
     finding = found("GS202", [GOOD] * 20 + floor, ("a",), tensors=9)
-    assert (finding.where, finding.evidence["culprit"]) == ("", "a")
+    assert finding.where == ""
+    assert "culprit" not in finding.evidence
     assert "  where  the forward pass\n" in finding.text()
+
+
+@pytest.mark.parametrize(
+    ("headroom", "cause"), [(5.9, "scale-too-high"), (6.1, "")], ids=["near", "far"]
+)
+def test_a_collapse_close_to_the_limit_is_blamed_on_the_scale(headroom, cause):
+    near = GOOD._replace(scale=1.0, amax=65504.0 * 2.0**-headroom)
+    floor = [BAD._replace(scale=1.0, floor_steps=steps) for steps in (1, 2, 3)]
+    finding = found("GS202", [near] * 20 + floor)
+    assert finding.cause == cause
+    assert finding.evidence.get("at_floor", False) is bool(cause)
+
+
+def test_a_collapse_after_a_fall_by_eight_bits_is_not_blamed_on_the_scale():
+    falling_down = [
+        BAD._replace(scale=2.0 ** max(8, 15 - n), floor_steps=max(0, n - 6))
+        for n in range(10)
+    ]
+    finding = found("GS202", [GOOD] * 20 + falling_down)
+    assert (finding.evidence["bits"], finding.cause) == (8.0, "")
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ from gradscale.judge.verdict_table import SEVERITY
 
 def finding(code, step=10, hopeless=False, **fields):
     given = {
+        "cause": "",
         "where": "",
         "since": 4,
         "what": "it happened",
         "cost": "6 batches lost",
-        "evidence": {"since": 4, "loss_finite": True, "bits": 8.25},
+        "evidence": {"since": 4, "loss_finite": True, "depth": 8.25},
         "advice": ("First.", "Then."),
         "more": f"gradscale explain {code}",
         **fields,
@@ -42,7 +43,7 @@ def test_what_is_not_has_what_where_since_cost_advice_and_the_command():
         "GS208 step 10: it happened\n"
         "  where  decoder.3.wo.weight\n"
         "  since  step 4\n"
-        "  seen   the loss was finite; bits 8.25\n"
+        "  seen   the loss was finite; depth 8.25\n"
         "  cost   6 batches lost\n"
         "  try 1  First.\n"
         "  try 2  Then.\n"
@@ -65,25 +66,27 @@ def test_where_nothing_is_named_a_place_to_look_is(code, place):
     assert f"  where  {place}\n" in finding(code).text()
 
 
-@pytest.mark.parametrize(
-    ("seen", "place"),
-    [
-        ({"culprits": 4, "tensors": 4}, "4 of 4 tensors"),
-        ({"place_tensor": "input"}, "the batch"),
-    ],
-)
-def test_where_no_tensor_is_the_place_what_is_known_is(seen, place):
-    assert f"  where  {place}\n" in finding("GS203", evidence=seen).text()
+def test_where_no_tensor_is_the_place_their_number_is():
+    seen = {"culprits": 4, "tensors": 4}
+    assert "  where  4 of 4 tensors\n" in finding("GS208", evidence=seen).text()
 
 
-def test_json_has_six_keys_and_survives_a_round_trip():
-    found = finding("GS208", where="a.weight").as_dict()
+def test_a_collapse_of_the_loss_is_in_the_forward_pass():
+    text = finding("GS202", evidence={"loss": "nan"}).text()
+    assert "  where  the forward pass\n" in text
+
+
+def test_json_has_nine_keys_and_survives_a_round_trip():
+    found = finding("GS208", where="a.weight", cause="backward-op").as_dict()
     assert json.loads(json.dumps(found)) == {
         "code": "GS208",
+        "cause": "backward-op",
         "where": "a.weight",
         "step": 10,
+        "since": 4,
         "what": "it happened",
-        "evidence": {"since": 4, "loss_finite": True, "bits": 8.25},
+        "cost": "6 batches lost",
+        "evidence": {"since": 4, "loss_finite": True, "depth": 8.25},
         "advice": ["First.", "Then."],
     }
 
@@ -107,16 +110,18 @@ def test_what_is_hopeless_comes_first():
     assert by_severity([mild, severe]) == [severe, mild]
 
 
-def test_a_loss_comes_before_the_collapse_that_it_has_caused():
-    severe = finding("GS202", hopeless=True, evidence={"loss_finite": False})
-    mild, other = finding("GS203"), finding("GS210")
-    assert by_severity([other, severe, mild]) == [mild, severe, other]
+def test_a_wrong_use_of_the_scaler_comes_before_what_it_may_have_caused():
+    wrong, severe = finding("GS116"), finding("GS208", hopeless=True)
+    assert by_severity([severe, wrong]) == [wrong, severe]
 
 
-def test_a_loss_comes_after_a_collapse_under_a_finite_loss():
-    severe = finding("GS202", hopeless=True, evidence={"loss_finite": True})
-    mild = finding("GS203")
-    assert by_severity([mild, severe]) == [severe, mild]
+def test_a_finding_with_a_cause_comes_before_one_without():
+    known, unknown = finding("GS210", cause="learning-rate"), finding("GS203")
+    assert by_severity([unknown, known]) == [known, unknown]
+
+
+def test_float16_nowhere_is_no_wrong_use():
+    assert by_severity([finding("GS121"), finding("GS203")])[0].code == "GS203"
 
 
 def test_a_cause_comes_before_what_follows_from_it():
@@ -129,9 +134,9 @@ def test_a_code_without_a_rank_comes_before_what_is_normal():
     assert [f.code for f in by_severity(found)] == ["GS103", "GS301", "GS001"]
 
 
-def test_equals_come_in_the_order_of_steps():
-    found = [finding("GS210", step=9), finding("GS210", step=3)]
-    assert [f.step for f in by_severity(found)] == [3, 9]
+def test_of_equals_the_one_that_began_first_comes_first():
+    found = [finding("GS210", since=9), finding("GS210", since=3)]
+    assert [f.since for f in by_severity(found)] == [3, 9]
 
 
 def test_every_code_with_a_rank_is_in_the_catalogue():
@@ -154,9 +159,11 @@ def test_a_scale_is_written_as_people_say_it(scale, text):
     assert power(scale) == text
 
 
-def repeated(code="GS203", where="", step=10, since=4, hopeless=False, **evidence):
+def repeated(
+    code="GS203", where="", step=10, since=4, hopeless=False, cause="", **evidence
+):
     """Return a finding with this evidence alone."""
-    fields = {"where": where, "since": since, "evidence": evidence}
+    fields = {"where": where, "since": since, "evidence": evidence, "cause": cause}
     return finding(code, step, hopeless, **fields)
 
 
@@ -173,6 +180,19 @@ def test_a_finding_that_is_not_hopeless_is_left_unchanged():
 
 def test_findings_of_different_codes_or_locations_are_not_merged():
     found = [repeated(), repeated("GS208"), repeated(where="a"), repeated(where="b")]
+    assert merge_repeats(found) == found
+
+
+def test_findings_of_one_cause_and_location_are_merged_whatever_their_codes():
+    first = repeated("GS211", step=10, since=4, cause="bad-batch", where="the batch")
+    last = repeated("GS203", step=30, since=28, cause="bad-batch", where="the batch")
+    (one,) = merge_repeats([first, last])
+    assert (one.code, one.step, one.since) == ("GS203", 30, 4)
+    assert one.what == "it happened"
+
+
+def test_findings_of_one_code_and_different_causes_are_not_merged():
+    found = [repeated(cause="bad-batch"), repeated(cause="learning-rate")]
     assert merge_repeats(found) == found
 
 

@@ -2,14 +2,17 @@
 
 import math
 
-from gradscale.judge.history import History, Streak
+import pytest
+
+from gradscale.judge.history import Episode, History, Scattered, Streak, is_lost
+from gradscale.judge.trend import TOP
 from tests.judge.sick_runs import BAD, GOOD
 
 
 def history_of(records):
     history = History()
     for step, record in enumerate(records, start=1):
-        history.add(record._replace(step=step), ())
+        history.add(record._replace(step=step), is_lost(record))
     return history
 
 
@@ -17,48 +20,86 @@ def with_losses(*losses):
     return history_of(GOOD._replace(loss=loss) for loss in losses)
 
 
-def test_a_streak_knows_its_length_its_beginning_and_its_scales():
+def test_a_streak_counts_from_its_first_step_and_begins_anew():
     streak = Streak()
-    for step, scale in ((7, 64.0), (8, 32.0), (9, 32.0)):
-        streak.extend(BAD._replace(step=step, scale=scale, nan=step > 7))
-    assert streak == Streak(
-        length=3, since=7, origin=64.0, nan=2, held=1, last=32.0, skips=3
-    )
+    for step, holds in ((7, True), (8, True), (9, False)):
+        streak.add(step, holds)
+    assert streak.length == 0
+    streak.add(20, True)
+    assert streak == Streak(length=1, since=20)
 
 
-def test_a_streak_knows_how_many_were_taken_and_how_many_not_since():
-    streak = Streak()
-    for applied in (False, True, True, False, False):
-        streak.extend(BAD._replace(applied=applied))
-    assert (streak.applied, streak.skips) == (2, 2)
+@pytest.mark.parametrize(
+    ("gaps", "every"),
+    [((8, 8), 8), ((8,), 0), ((8, 9), 0), ((9, 8, 8), 8), ((4, 4), 0)],
+    ids=["twice", "once", "unequal", "the last ones", "too close"],
+)
+def test_episodes_recur_if_their_last_distances_are_equal(gaps, every):
+    scattered, since = Scattered(), 100
+    scattered.add(Episode(since, 8.0, None, False))
+    for gap in gaps:
+        since += gap
+        scattered.add(Episode(since, 8.0, None, False))
+    assert scattered.every == every
 
 
-def test_a_streak_knows_how_many_came_after_the_last_nan():
-    streak = Streak()
-    for nan in (False, True, True, False, False, False):
-        streak.extend(BAD._replace(nan=nan))
-    assert (streak.nan, streak.after_nan) == (2, 3)
+def test_scattered_episodes_know_their_scales_losses_and_least_headroom():
+    scattered = Scattered()
+    for since, headroom, scale in ((10, None, 8.0), (30, 12.0, 4.0), (60, 14.0, 16.0)):
+        episode = Episode(since, scale, headroom, False)
+        bad = BAD._replace(step=since, scale=scale, nan=since == 30)
+        episode.add_lost(bad, ())
+        scattered.add(episode)
+    assert (scattered.times, scattered.lost, scattered.nan) == (3, 3, 1)
+    assert (scattered.since, scattered.last, scattered.headroom) == (10, 60, 12.0)
+    assert (scattered.highest, scattered.lowest) == (16.0, 4.0)
 
 
-def test_a_streak_that_ended_begins_anew():
-    streak = Streak()
-    streak.extend(BAD._replace(step=7, nan=True))
-    streak.extend(BAD._replace(step=8, nan=True))
-    streak.extend(GOOD._replace(step=9))
-    streak.length = 0
-    streak.extend(BAD._replace(step=20, scale=8.0))
-    assert streak == Streak(
-        length=1, since=20, origin=8.0, nan=0, held=0, last=8.0, skips=1, after_nan=1
-    )
+def test_the_headroom_is_that_of_the_largest_recent_gradient():
+    sizes = [2.0**8, 2.0**12, 2.0**4]
+    history = history_of(GOOD._replace(amax=size) for size in sizes)
+    assert history.headroom(2.0**16) == TOP - 12.0
+    assert history.headroom(2.0**12) == TOP - 8.0
 
 
-def test_bad_steps_fall_from_the_last_scale_that_fitted():
-    grown = BAD._replace(scale=2.0**17, grown=True)
-    assert history_of([GOOD, grown, BAD]).bad.origin == 2.0**16
+def test_a_large_gradient_of_two_hundred_steps_ago_is_forgotten():
+    sizes = [2.0**14, *[2.0**4] * 200]
+    history = history_of(GOOD._replace(amax=size) for size in sizes)
+    assert history.headroom(2.0**16) == TOP - 4.0
 
 
-def test_bad_steps_before_any_good_one_fall_from_the_first_scale():
-    assert history_of([BAD._replace(scale=2.0**24), BAD]).bad.origin == 2.0**24
+def test_without_a_finite_gradient_no_headroom_is_known():
+    assert history_of([BAD]).headroom(8.0) is None
+    assert history_of([GOOD._replace(amax=0.0)]).headroom(8.0) is None
+
+
+def test_the_sizes_of_first_and_last_gradients_are_those_without_the_scale():
+    first = [GOOD._replace(scale=2.0**16, amax=2.0**10)] * 20
+    last = [GOOD._replace(scale=2.0**8, amax=2.0**10)] * 200
+    history = history_of([*first, *last])
+    assert history.size_start == -6.0
+    assert history.size == pytest.approx(2.0, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("amax", "samples"), [(2.0**7, 3), (2.0**9, 0)], ids=["9 bits", "7 bits"]
+)
+def test_a_layer_counts_as_lost_while_eight_bits_are_unused(amax, samples):
+    lost = GOOD._replace(amax=amax, lost=0.0, lost_layer="head")
+    first = GOOD._replace(amax=amax)
+    assert history_of([first, *[lost] * 3]).layer_samples == samples
+
+
+def test_a_layer_of_another_name_begins_its_own_count():
+    lost = [GOOD._replace(amax=1.0, lost=0.0, lost_layer=name) for name in "aab"]
+    history = history_of([GOOD._replace(amax=1.0), *lost])
+    assert (history.layer, history.layer_samples, history.layer_since) == ("b", 1, 4)
+
+
+def test_the_scale_that_fits_is_the_highest_of_ten_finite_steps_in_a_row():
+    high = [GOOD._replace(scale=2.0**20)] * 9
+    history = history_of([*high, BAD, *[GOOD] * 10, *[GOOD._replace(scale=8.0)] * 20])
+    assert (history.fitting_scale, history.healthy_at) == (2.0**16, 40)
 
 
 def test_a_loss_that_rose_by_half_for_good_is_rising():

@@ -8,7 +8,19 @@ from gradscale import StepRecord, Verdict
 from gradscale.judge.judge import Judge
 from tests.judge.histories import dynamic, healthy
 from tests.judge.judged import codes, falling, findings_of, renumbered, verdicts_of
-from tests.judge.sick_runs import BAD, GOOD, PATTERNS
+from tests.judge.sick_runs import (
+    BAD,
+    GOOD,
+    PATTERNS,
+    a_layer_gets_no_gradients,
+    gradients_are_nan_now_and_then,
+    gradients_grew_since_the_first_steps,
+    losses_and_gradients_fail_by_turns,
+)
+
+LOST = BAD._replace(loss_finite=False)
+# The loss is not finite, and the step is applied.
+USELESS = GOOD._replace(loss_finite=False)
 
 each_pattern = pytest.mark.parametrize(
     "pattern", PATTERNS, ids=lambda pattern: pattern.records.__name__
@@ -99,49 +111,53 @@ def test_trouble_is_told_once_down_to_the_floor():
     assert codes(findings_of(records)) == ("GS208",)
 
 
-def test_trouble_that_returns_after_ten_good_steps_is_told_again():
-    lost = BAD._replace(loss_finite=False)
-    records = renumbered([*[lost] * 12, *[GOOD] * 10, *[lost] * 12])
-    assert codes(findings_of(records)) == ("GS203", "GS203")
+@pytest.mark.parametrize(("good", "times"), [(4, 1), (5, 2)])
+def test_trouble_that_returns_after_five_good_steps_is_told_again(good, times):
+    records = renumbered([*[LOST] * 12, *[GOOD] * good, *[LOST] * 12])
+    assert codes(findings_of(records)) == ("GS203",) * times
 
 
-def test_trouble_that_returns_at_once_is_the_same_trouble():
-    lost = BAD._replace(loss_finite=False)
-    records = renumbered([*[lost] * 12, *[GOOD] * 9, *[lost] * 12])
-    assert codes(findings_of(records)) == ("GS203",)
+def test_losses_and_gradients_that_fail_by_turns_are_one_episode():
+    (finding,) = findings_of(losses_and_gradients_fail_by_turns(True))
+    assert (finding.since, finding.step, finding.hopeless) == (100, 109, True)
+    assert (finding.evidence["steps"], finding.evidence["of"]) == (10, 10)
+    assert "in 5 of 10 steps" in finding.what
+
+
+def test_two_losses_among_bad_gradients_do_not_make_it_hopeless():
+    bad = [*[BAD] * 4, LOST, *[BAD] * 4, LOST, BAD]
+    (finding,) = findings_of(renumbered([*[GOOD] * 20, *bad, *[GOOD] * 5]))
+    assert (finding.step, finding.hopeless) == (36, False)
+
+
+def test_a_loss_whose_location_is_known_is_hopeless_two_steps_earlier():
+    judge = Judge()
+    judge.observe(24, {"found": True, "direction": "forward", "module": "head"})
+    (finding,) = findings_of(renumbered([*[GOOD] * 20, *[LOST] * 12]), judge)
+    assert (finding.step, finding.where) == (28, "head")
 
 
 def test_losses_under_which_steps_are_taken_are_never_hopeless():
-    useless = GOOD._replace(loss_finite=False)
-    (finding,) = findings_of(renumbered([*[GOOD] * 20, *[useless] * 200]))
+    (finding,) = findings_of(renumbered([*[GOOD] * 20, *[USELESS] * 200]))
     assert (finding.code, finding.step, finding.hopeless) == ("GS203", 28, False)
 
 
 def test_skips_among_losses_under_which_steps_are_taken_are_not_added_up():
-    useless = GOOD._replace(loss_finite=False)
-    lost = BAD._replace(loss_finite=False)
-    records = renumbered([*[GOOD] * 20, *([lost] * 7 + [useless]) * 9])
+    records = renumbered([*[GOOD] * 20, *([LOST] * 9 + [USELESS]) * 9])
     assert [f.hopeless for f in findings_of(records)] == [False]
 
 
 def test_losses_under_which_steps_are_taken_no_more_become_hopeless():
-    useless = GOOD._replace(loss_finite=False)
-    lost = BAD._replace(loss_finite=False)
-    records = renumbered([*[GOOD] * 20, *[useless] * 9, *[lost] * 8])
-    said = [(f.step, f.hopeless, f.evidence["times"]) for f in findings_of(records)]
-    assert said == [(28, False, 1), (37, True, 1)]
+    records = renumbered([*[GOOD] * 20, *[USELESS] * 9, *[LOST] * 20])
+    assert [(f.step, f.hopeless) for f in findings_of(records)] == [
+        (28, False),
+        (39, True),
+    ]
 
 
 def test_losses_that_are_said_to_be_of_no_use_are_not_said_to_be_over():
-    useless = GOOD._replace(loss_finite=False)
-    records = renumbered([*[GOOD] * 20, *[useless] * 9, *[GOOD] * 20])
+    records = renumbered([*[GOOD] * 20, *[USELESS] * 9, *[GOOD] * 20])
     assert [f.step for f in findings_of(records)] == [28]
-
-
-def test_losses_of_no_use_are_told_at_the_1st_2nd_and_4th_time():
-    useless = GOOD._replace(loss_finite=False)
-    records = renumbered([*[GOOD] * 12, *[useless] * 8] * 5)
-    assert [f.evidence["times"] for f in findings_of(records)] == [1, 2, 4]
 
 
 def test_a_run_was_well_when_ten_steps_in_a_row_were_finite():
@@ -154,15 +170,85 @@ def test_a_run_was_well_when_ten_steps_in_a_row_were_finite():
 
 
 def test_poisoned_batches_are_told_at_the_1st_2nd_4th_and_8th_time():
-    lost = BAD._replace(loss_finite=False)
-    records = renumbered([*[GOOD] * 20, *([lost] + [GOOD] * 20) * 15])
-    assert [f.step for f in findings_of(records)] == [22, 43, 85, 169]
+    records = renumbered([*[GOOD] * 20, *([LOST] + [GOOD] * 20) * 15])
+    assert [f.step for f in findings_of(records)] == [26, 47, 89, 173]
+
+
+def test_a_batch_that_fails_every_8_steps_is_a_bad_batch():
+    records = renumbered([*[GOOD] * 20, *([LOST] + [GOOD] * 7) * 6])
+    *_, finding = findings_of(records)
+    assert (finding.cause, finding.where) == ("bad-batch", "the batch")
+    assert (finding.evidence["every"], finding.evidence["times"]) == (8, 4)
+    assert finding.what.endswith("because the same batch fails every 8 steps")
+
+
+def test_gradients_that_fail_every_8_steps_at_any_scale_are_a_bad_batch():
+    safe = [31.0] * 50
+    safe[20::8] = [-math.inf] * 4
+    (finding,) = findings_of(r._replace(nan=not r.finite) for r in dynamic(safe))
+    assert (finding.code, finding.cause, finding.evidence["every"]) == (
+        *("GS211", "bad-batch", 8),
+    )
+
+
+def test_batches_that_fail_at_odd_distances_are_not_called_the_same_batch():
+    gaps = (9, 12, 8, 15, 10, 11)
+    records = [record for gap in gaps for record in (LOST, *[GOOD] * gap)]
+    *_, finding = findings_of(renumbered([*[GOOD] * 20, *records]))
+    assert (finding.cause, finding.evidence["every"]) == ("bad-batch", 0)
+    assert finding.what.endswith("because of single batches")
+
+
+def test_gradients_that_fail_with_headroom_say_what_the_scale_lost_for_it():
+    *_, finding = findings_of(gradients_are_nan_now_and_then(True))
+    seen = finding.evidence
+    assert (seen["scale_from"], seen["scale"], seen["bits"]) == ("2^16", "2^10", 6.0)
+    assert finding.cost == "6 batches lost; S fell by 6 bits for nothing"
+    assert "with 16 bits of headroom: the scale is not the cause" in finding.what
+
+
+def test_gradients_that_fail_twice_with_headroom_acquit_no_scale():
+    safe = [-math.inf if step in (40, 80) else 31.0 for step in range(200)]
+    records = (r._replace(nan=not r.finite) for r in dynamic(safe))
+    assert findings_of(records) == []
+
+
+def test_gradients_that_fail_at_one_scale_alone_acquit_no_scale():
+    bad = BAD._replace(nan=True)
+    assert findings_of(renumbered([*[GOOD] * 30, *[bad, *[GOOD] * 30] * 6])) == []
+
+
+def test_a_fall_of_the_scale_that_was_acquitted_is_no_falling_scale():
+    safe = [31.0] * 400
+    safe[210:350:12] = [-math.inf] * 12
+    records = (r._replace(nan=not r.finite) for r in dynamic(safe))
+    assert {f.code for f in findings_of(records)} == {"GS211"}
+
+
+def test_gradients_that_grew_since_the_first_steps_are_named_with_both_scales():
+    (finding,) = findings_of(gradients_grew_since_the_first_steps(True))
+    assert (finding.cause, finding.since) == ("gradient-growth", 1)
+    assert finding.what == (
+        "S fell from 2^16 to 2^9, because gradients have grown by 6 bits"
+    )
+
+
+def test_a_layer_without_gradients_is_named_with_the_scale_that_has_room():
+    (finding,) = findings_of(a_layer_gets_no_gradients(True))
+    assert (finding.cause, finding.where) == ("scale-too-low", "head.weight")
+    assert finding.since == 50
+    assert finding.advice[0].endswith("raise the scale from 2^16 to 2^23.")
+
+
+def test_a_layer_is_named_after_four_samples_of_its_own():
+    layers = "ababaaabbb"
+    samples = [GOOD._replace(lost=0.0, lost_layer=name) for name in layers]
+    assert findings_of(renumbered(samples)) == []
 
 
 def test_a_run_that_ends_with_a_loss_that_is_not_finite_says_so():
-    lost = BAD._replace(loss_finite=False)
     judge = Judge()
-    for record in renumbered([*[GOOD] * 20, *[lost] * 3]):
+    for record in renumbered([*[GOOD] * 20, *[LOST] * 3]):
         assert judge.see(record).findings == ()
     (finding,) = judge.end()
     assert (finding.code, finding.step, finding.since) == ("GS203", 23, 21)
@@ -171,8 +257,7 @@ def test_a_run_that_ends_with_a_loss_that_is_not_finite_says_so():
 
 
 def test_a_run_that_ends_in_trouble_is_not_told_twice():
-    lost = BAD._replace(loss_finite=False)
-    assert codes(findings_of(renumbered([lost] * 11))) == ("GS203",)
+    assert codes(findings_of(renumbered([LOST] * 11))) == ("GS203",)
 
 
 def test_a_scale_that_fell_for_a_loss_is_no_falling_scale():
@@ -182,10 +267,9 @@ def test_a_scale_that_fell_for_a_loss_is_no_falling_scale():
 
 
 def test_steps_without_gradients_do_not_break_a_row():
-    lost = BAD._replace(loss_finite=False)
     idle = GOOD._replace(read=False, applied=False)
-    (finding,) = findings_of(renumbered([*[GOOD] * 20, *[lost, idle] * 10]))
-    assert (finding.code, finding.step) == ("GS203", 35)
+    (finding,) = findings_of(renumbered([*[GOOD] * 20, *[LOST, idle] * 10]))
+    assert (finding.code, finding.step) == ("GS203", 39)
 
 
 def test_now_and_then_a_branch_without_gradients_is_normal():
@@ -233,24 +317,65 @@ def test_the_first_culprit_is_where():
     assert finding.evidence["tensors"] == 211
 
 
-def test_a_collapse_prints_what_where_since_cost_advice_and_the_command():
+def test_a_finding_prints_what_where_since_cost_advice_and_the_command():
     (finding,) = findings_of(falling(8, nan=True), Judge(tensors=211), ("a.weight",))
     assert finding.text() == (
         "GS208 step 59: gradients are NaN at any scale: S 2^16 -> 2^8, 9 of 9 steps "
         "skipped\n"
         "  where  a.weight\n"
         "  since  step 51\n"
-        "  seen   NaN gradients; the loss was finite; 9 steps in a row; S fell by "
-        "8 bits from 2^16 to 2^8; 1 of 211 tensors not finite, first a.weight\n"
+        "  seen   NaN gradients; 9 of 9 steps lost; S went by 8 bits from 2^16 to "
+        "2^8; 2 bits below 65504; 1 of 211 tensors not finite, first a.weight\n"
         "  cost   no step was applied; 9 batches lost\n"
-        "  try 1  The problem is local, 1 of 211 tensors, first a.weight: run its "
-        "module in float32 (PyTorch: torch.autocast(device, enabled=False); JAX: "
-        "Precision(..., keep=...)).\n"
+        "  try 1  Run the module of a.weight in float32 (PyTorch: "
+        "torch.autocast(device, enabled=False); JAX: Precision(..., keep=...)).\n"
         "  try 2  NaN gradients of a finite loss come from an undefined derivative: a "
         "root, a norm or a power at 0, 0/0, a mask of infinity. Keep the argument away "
         "from 0 before the operation, not after it.\n"
+        "  try 3  The scale fell from 2^16 to 2^8 for nothing: skip such batches "
+        'before backward. GradScaler(guard="raise") of gradscale\'s PyTorch scaler '
+        "holds the scale while the loss is not finite, and stops a hopeless run.\n"
         "  more   gradscale explain GS208"
     )
+
+
+# --- Observations ---------------------------------------------------------------------
+
+DIRECT = {"observed": "loop", "looks": 1, "direct_steps": 1}
+
+
+def test_a_wrong_use_is_reported_once_at_the_step_of_its_observation():
+    judge = Judge()
+    for step in (5, 6, 7):
+        judge.observe(step, DIRECT)
+    (finding,) = findings_of(renumbered([GOOD] * 20), judge)
+    assert (finding.code, finding.step, finding.since) == ("GS115", 5, 5)
+
+
+def test_an_observation_of_an_earlier_step_may_arrive_later():
+    judge = Judge()
+    judge.observe(9, {"observed": "setup", "float16": False})
+    judge.observe(5, DIRECT)
+    found = findings_of(renumbered([GOOD] * 20), judge)
+    assert [(f.code, f.step) for f in found] == [("GS115", 5), ("GS121", 9)]
+
+
+def test_a_wrong_use_is_reported_in_steps_without_gradients_too():
+    judge = Judge()
+    judge.observe(3, {"observed": "loop", "looks": 3, "cleared_early": 3})
+    idle = GOOD._replace(read=False, applied=False, amax=0.0)
+    found = findings_of(renumbered([idle] * 20), judge)
+    assert [(f.code, f.step) for f in found] == [("GS117", 3), ("GS103", 10)]
+
+
+def test_a_wrong_use_observed_after_the_last_step_is_reported_at_the_end():
+    judge = Judge()
+    judge.observe(21, {"observed": "end", "unused_losses": 4})
+    assert [judge.see(r).findings for r in renumbered([GOOD] * 20)] == [()] * 20
+    assert [(f.code, f.step) for f in judge.end()] == [("GS123", 20)]
+
+
+# --- Any record -----------------------------------------------------------------------
 
 
 def test_a_scale_of_0_or_infinity_is_judged_without_complaint():

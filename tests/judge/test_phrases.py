@@ -9,28 +9,37 @@ from gradscale.judge.phrases import in_words
     ("evidence", "words"),
     [
         (
-            {"loss": "nan", "over": False, "finite_before": True},
+            {"loss": "nan", "finite_before": True},
             "the loss was NaN, finite before",
         ),
         (
-            {"loss": "inf", "over": True, "finite_before": True},
+            {"loss": "inf", "recovered": True, "finite_before": True},
             "the loss was infinite, finite before and after",
         ),
         (
-            {"loss": "inf", "over": True, "finite_before": False},
+            {"loss": "inf", "recovered": True, "finite_before": False},
             "the loss was infinite, finite after",
         ),
         (
-            {"loss": "not finite", "over": False, "finite_before": False},
-            "the loss was not finite, never finite before",
+            {"loss": "not finite", "finite_before": False},
+            "the loss was not finite, no step was taken before",
         ),
         (
-            {"loss": 3.5, "fits": "2^14", "scale": "2^16", "times": 4},
+            {"value": 3.5, "fits": "2^14", "scale": "2^16", "times": 4},
             "the loss was 3.5; 4 times; S = 2^16; in float16 it fits up to S = 2^14",
         ),
-        ({"steps": 8, "applied": 6}, "6 of 8 steps applied; 8 steps in a row"),
-        ({"steps": 1, "applied": 0, "times": 1}, ""),
-        ({"steps": 20, "of": 60}, "20 of 60 steps skipped"),
+        ({"steps": 8, "applied": 6}, "6 of 8 steps applied; 8 of 8 steps lost"),
+        ({"applied": 0, "times": 1}, ""),
+        ({"steps": 20, "of": 60}, "20 of 60 steps lost"),
+        ({"growths": 5}, "5 right after a growth"),
+        ({"growths": 0}, ""),
+        (
+            {"weight_from": 0.5, "weight_to": 1234.0, "rate": 0.1},
+            "largest weight 0.5 at first and 1.23e+03 now; learning rate 0.1",
+        ),
+        ({"buffers": "bn.running_var"}, "the buffer bn.running_var is not finite"),
+        ({"uncleared": True}, "gradients are not cleared"),
+        ({"float16_params": 3, "direct_steps": 0}, "3 float16 weights"),
         (
             {"nan": True, "loss_finite": True},
             "NaN gradients; the loss was finite",
@@ -39,11 +48,11 @@ from gradscale.judge.phrases import in_words
             {"nan": False, "loss_finite": False},
             "infinite gradients, no NaN; the loss was not finite",
         ),
-        ({"scale_from": "2^14", "scale": "2^7"}, "S fell from 2^14 to 2^7"),
+        ({"scale_from": "2^14", "scale": "2^7"}, "S went from 2^14 to 2^7"),
         ({"scale_from": "2^7", "scale": "2^7", "fallen": False}, "S = 2^7"),
         (
             {"scale_from": "2^16", "scale": "2^8", "bits": 8.0},
-            "S fell by 8 bits from 2^16 to 2^8",
+            "S went by 8 bits from 2^16 to 2^8",
         ),
         (
             {"signal": "scale", "bits": 3.82, "usual_log2": 13.82, "now_log2": 10.0},

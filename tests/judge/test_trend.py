@@ -39,23 +39,19 @@ def test_the_histories_follow_the_rule_of_the_policy(interval, init):
         state = policy.next_state(state, seen, PYTHON.where)
 
 
-# Kinds, growth intervals and first scales, every kind with every interval.
+# Kinds, growth intervals and first scales: every kind with a short and a long interval.
 HEALTHY = [
     (kind, interval, init)
     for index, kind in enumerate(NOISE)
-    for interval, init in (
-        (100, 16),
-        (400, 32),
-        (1000, 16 + 8 * (index % 2)),
-        (2000, 32),
-    )
+    for interval, init in (((100, 16), (2000, 32)), ((400, 32), (1000, 24)))[index % 2]
 ]
 
 
+# From step 10,000 to 30,000 the safe scale falls, by 4 bits.
 @pytest.mark.parametrize(("kind", "interval", "init"), HEALTHY)
-def test_a_healthy_run_of_100000_steps_gives_no_alarm(kind, interval, init):
+def test_a_healthy_run_of_30000_steps_gives_no_alarm(kind, interval, init):
     judge = Judge()
-    safe = healthy(kind, seed=interval + init, steps=100_000)
+    safe = healthy(kind, seed=interval + init, steps=30_000)
     said = [
         finding.code
         for record in dynamic(safe, init=init, interval=interval)

@@ -93,8 +93,8 @@ def test_a_finding_reported_elsewhere_is_recorded_and_not_printed(tmp_path, caps
     recorder = Recorder(tmp_path / "run.gs")
     run = RecordedRun(recorder=recorder, reported_elsewhere=["GS203"])
     lost(run, 12)
-    run.close()
     assert capsys.readouterr().err == ""
+    run.close()
     with open_run(tmp_path / "run.gs") as file:
         assert "GS203" in [event.code for event in file.events()]
 
@@ -136,8 +136,16 @@ def test_a_finding_raised_elsewhere_stops_nothing(tmp_path, capsys):
     lost(run, 60, state=dict)
     assert run.hopeless is None
     # Its bundle is written all the same, for the error that is raised elsewhere.
-    assert list(tmp_path.glob("gradscale-bundle-*"))
-    assert "bundle" in capsys.readouterr().err
+    [bundle] = tmp_path.glob("gradscale-bundle-*")
+    assert run.raised_text.endswith(f"bundle {bundle}")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_finding_of_a_run_that_is_stopped_is_in_the_error_and_not_printed(capsys):
+    run = RecordedRun(guard="raise")
+    lost(run, 12, state=dict)
+    assert str(run.hopeless).startswith("GS203 step 10: the loss is not finite")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_bundle_holds_the_last_fifty_steps(tmp_path):
@@ -160,3 +168,25 @@ def test_a_file_that_cannot_be_made_does_not_stop_a_step(tmp_path, capsys):
     run.close()
     assert [step for step, _ in sink.steps] == [1, 2, 3]
     assert capsys.readouterr().err.count("GS308") == 1
+
+
+def test_an_observation_reaches_the_judge_and_the_file(tmp_path, capsys):
+    run = RecordedRun(recorder=Recorder(tmp_path / "run.gs"))
+    data = {"observed": "loop", "looks": 1, "direct_steps": 1}
+    run.observe(2, data)
+    found = [run.record_step(healthy(step)).findings for step in (1, 2, 3)]
+    run.close()
+    assert [len(each) for each in found] == [0, 1, 0]
+    assert "GS115 step 2" in capsys.readouterr().err
+    with open_run(tmp_path / "run.gs") as file:
+        events = [(event.code, event.step, event.data) for event in file.events()]
+    assert ("GS000", 2, data) in events
+
+
+def test_what_is_still_open_at_the_end_is_printed_once(capsys):
+    run = RecordedRun()
+    lost(run, 3)
+    assert capsys.readouterr().err == ""
+    run.close()
+    run.close()
+    assert capsys.readouterr().err.count("GS203 step 3") == 1

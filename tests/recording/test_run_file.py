@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import warnings
@@ -60,9 +61,67 @@ def test_a_name_that_is_taken_gets_a_number_and_the_earlier_file_stays(
     assert steps_of(tmp_path / "run.gs") == [1, 2, 3]
     assert steps_of(tmp_path / "run.2.gs") == [1, 2]
     assert steps_of(tmp_path / "run.3.gs") == [1]
-    first, second = capsys.readouterr().err.splitlines()
-    assert first == "gradscale run.gs exists: the run is recorded in run.2.gs"
+    lines = capsys.readouterr().err.splitlines()
+    first, second = (line for line in lines if "exists" in line)
+    assert first == "gradscale: run.gs exists: the run is recorded in run.2.gs"
     assert "run.3.gs" in second
+
+
+SKIPPED = StepRecord(1, 1024.0, False, False)
+IDLE = StepRecord(1, 1024.0, False, True, read=False)
+
+
+@pytest.mark.parametrize(
+    ("records", "counts"),
+    [
+        ([healthy(1)], "1 step"),
+        ([healthy(1), SKIPPED, SKIPPED, healthy(1)], "4 steps, 2 skipped,"),
+        ([healthy(1), IDLE, SKIPPED], "3 steps, 1 skipped, 1 without gradients,"),
+    ],
+)
+def test_the_end_of_a_recorded_run_is_one_line_with_the_next_command(
+    tmp_path, monkeypatch, capsys, records, counts
+):
+    monkeypatch.chdir(tmp_path)
+    run = RecordedRun(recorder=Recorder("my run.gs"))
+    for step, each in enumerate(records, start=1):
+        run.record_step(each._replace(step=step))
+    capsys.readouterr()
+    run.close()
+    run.close()
+    # After the findings that are open at the end.
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"gradscale: {counts} recorded in my run.gs. Next: gradscale doctor 'my run.gs'"
+    )
+
+
+@pytest.mark.parametrize("settings", [{"quiet": True}, {"rank": 1}])
+def test_a_quiet_recorder_and_another_rank_print_no_closing_line(
+    tmp_path, capsys, settings
+):
+    record(Recorder(tmp_path / "run.gs", every_rank=True, **settings), [1, 2])
+    assert capsys.readouterr().err == ""
+    assert len(list(tmp_path.glob("*.gs"))) == 1
+
+
+def test_the_closing_line_is_also_printed_if_the_process_ends_without_close(tmp_path):
+    script = """
+from gradscale import StepRecord
+from gradscale.recording.recorded_run import RecordedRun
+from gradscale.recording.recorder import Recorder
+run = RecordedRun(recorder=Recorder("run.gs"))
+run.record_step(StepRecord(1, 1024.0, True, True))
+raise LookupError("no batch")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    *_, error, line = done.stderr.splitlines()
+    assert error == "LookupError: no batch"
+    assert line == (
+        "gradscale: 1 step recorded in run.gs. Next: gradscale doctor run.gs"
+    )
 
 
 def test_a_name_that_is_taken_is_refused_by_the_constructor_on_request(tmp_path):

@@ -70,7 +70,7 @@ def test_phases_that_are_not_steady_are_shaded(tmp_path):
 def test_the_title_is_the_most_severe_finding(tmp_path):
     runs.write(tmp_path / "run.gs", runs.nan_loss())
     spec, _ = drawn(tmp_path / "run.gs")
-    assert spec["title"]["text"].startswith("GS203 the loss is nan before scaling")
+    assert spec["title"]["text"].startswith("GS203 the loss is NaN before scaling")
 
 
 def test_a_long_run_with_many_changes_is_drawn_in_pieces(tmp_path):

@@ -11,6 +11,7 @@ from gradscale.diagnosis import diagnose_run
 from gradscale.diagnosis.following import Follower
 from gradscale.diagnosis.timeline import Timeline
 from gradscale.report.chart import mark_legend, scale_chart
+from gradscale.report.columns import short_names, shortened
 from gradscale.report.run_screen import headline, run_screen, summary
 from gradscale.report.style import VERDICT_STYLES
 from gradscale.report.tail_screen import tail_screen, vitals
@@ -195,6 +196,39 @@ def test_long_names_of_culprits_are_shortened_in_the_middle(tmp_path):
     assert re.search(r"encoder\.la\S+…\S+weight +101 +101 +0 +300 – 400", shown)
 
 
+LORA = "base_model.model.transformer.h.{}.attn.c_attn.lora_{}.default.weight"
+LORAS = [LORA.format(layer, matrix) for layer in (0, 1) for matrix in "AB"]
+
+
+@pytest.mark.parametrize("width", [44, 60, 80, 100])
+def test_long_names_lose_what_they_have_in_common_and_stay_apart(tmp_path, width):
+    runs.write(
+        tmp_path / "run.gs",
+        runs.collapse(),
+        culprits=lambda record: () if record.finite else LORAS,
+    )
+    shown = printed(run_screen(diagnosed(tmp_path / "run.gs"), width), width)
+    names = re.findall(r"^  (…\S+) +101\b", shown, re.MULTILINE)
+    assert [re.findall(r"h\.\d.attn.c_attn.lora_.", name) for name in names] == [
+        [f"h.{layer}.attn.c_attn.lora_{each}"] for layer in (0, 1) for each in "AB"
+    ]
+
+
+@pytest.mark.parametrize("width", range(14, 70))
+def test_names_of_which_some_fit_are_told_apart_if_room_allows(width):
+    names = [*LORAS, "lm_head.weight", "all tensors"]
+    short = short_names(names, width)
+    assert max(map(len, short)) <= width
+    assert short[4:] == [shortened(name, width) for name in names[4:]]
+    assert len(set(short)) == 6 or width < 23
+
+
+def test_names_without_common_modules_are_cut_where_they_stay_apart():
+    names = [f"a{'x' * 30}.b{'y' * 30}.{n}.weight" for n in (1, 2)]
+    names[1] = names[1].replace("ax", "cx")
+    assert len(set(short_names(names, 12))) == 2
+
+
 @pytest.mark.parametrize(("amax", "text"), [(65504.0 * 1.25, "0.3 bits above 65504")])
 def test_gradients_beyond_float16_are_above_it(tmp_path, amax, text):
     with RunWriter(tmp_path / "run.gs") as writer:
@@ -226,7 +260,7 @@ def test_a_narrow_screen_keeps_names_and_whole_numbers(tmp_path, width):
     runs.write(tmp_path / "run.gs", runs.collapse(), culprits=runs.sick_tensors)
     shown = printed(run_screen(diagnosed(tmp_path / "run.gs"), width), width)
     assert max(map(len, shown.splitlines())) <= width
-    assert re.search(r"decoder\S+weight +101", shown)
+    assert re.search(r"(decoder\.3\.|…)ffn\.o\.weight +101", shown)
     assert re.search(r"collapse +\S* *60", shown)
     assert not re.search(r"\d…", shown)
 

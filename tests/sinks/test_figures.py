@@ -106,7 +106,7 @@ def test_logging_has_no_line_for_a_skip(caplog):
     ],
 )
 def test_a_finding_is_logged_at_its_level(caplog, code, hopeless, level):
-    finding = Finding(code, "", 1, 1, "it happened", "", {}, (), "", hopeless)
+    finding = Finding(code, "", "", 1, 1, "it happened", "", {}, (), "", hopeless)
     record = StepRecord(step=1, scale=4.0, applied=True, finite=True)
     logger = logging.getLogger("of the user")
     with caplog.at_level(logging.INFO, logger.name):

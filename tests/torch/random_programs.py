@@ -27,7 +27,15 @@ KINDS: dict[str, Callable[..., Any]] = {
     "amsgrad": lambda params, **how: torch.optim.Adam(params, amsgrad=True, **how),
     "Adagrad": torch.optim.Adagrad,
     "RMSprop": lambda params, **how: torch.optim.RMSprop(params, **_unfused(how)),
+    # Torch refuses it on a CPU: so must gradscale.
+    "capturable": lambda params, **how: torch.optim.Adam(
+        params, capturable=True, **_unfused(how)
+    ),
+    # Needs a closure, which neither scaler takes.
+    "LBFGS": lambda params, **how: torch.optim.LBFGS(_flat(params), lr=0.1),
 }
+# The kinds that train, and those that are refused, which are drawn rarely.
+TRAINING = [name for name in KINDS if name not in ("capturable", "LBFGS")]
 WAYS: list[dict[str, bool]] = [
     {},
     {"foreach": True},
@@ -38,6 +46,13 @@ WAYS: list[dict[str, bool]] = [
 
 def _unfused(how: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in how.items() if name != "fused"}
+
+
+def _flat(groups: Any) -> list[Tensor]:
+    first = groups[0]
+    if not isinstance(first, dict):
+        return list(groups)
+    return [param for group in groups for param in group["params"]]
 
 
 class Net(nn.Module):
@@ -53,6 +68,7 @@ class Net(nn.Module):
         if rnd.random() < 0.3:
             self.layers[0].bias.requires_grad_(False)
         self.functional = rnd.random() < 0.2
+        self.vmapped = rnd.random() < 0.1
 
     def forward(self, places: Tensor) -> Tensor:
         values = self.table(places)
@@ -60,6 +76,8 @@ class Net(nn.Module):
             if self.functional:
                 own = dict(layer.named_parameters())
                 values = torch.func.functional_call(layer, own, (values,)).tanh()
+            elif self.vmapped:
+                values = torch.func.vmap(layer)(values).tanh()
             else:
                 values = layer(values).tanh()
         return self.layers[0](values) if self.shared else values
@@ -82,12 +100,13 @@ def program(seed: int, make: Callable[..., Any]) -> list[Any]:
     trained = model
     if rnd.random() < 0.02:
         trained = torch.compile(model, backend="eager")
-    if rnd.random() < 0.2:
-        model.layers[1].weight.register_hook(lambda grad: grad * 2.0)
+    _register_hooks(rnd, model)
+    # Torch's scaler ends most programs that enter inference mode only sometimes.
+    inference = rnd.choices([0.0, 1.0, 0.2], [90, 8, 2])[0]
     seen: list[Any] = []
     for _ in range(rnd.randrange(4, 10)):
         try:
-            _iteration(rnd, scaler, trained, optimizers)
+            _iteration(rnd, scaler, trained, optimizers, inference)
         except _Interrupted:
             for optimizer in optimizers:
                 optimizer.zero_grad()
@@ -98,7 +117,7 @@ def program(seed: int, make: Callable[..., Any]) -> list[Any]:
             scaler = make("cpu")
             scaler.load_state_dict(state)
         if rnd.random() < 0.1:
-            _exchange(rnd, model)
+            _exchange(rnd, model, optimizers)
         weights = [param.detach().clone() for param in model.parameters()]
         seen.append((scaler.get_scale(), scaler._get_growth_tracker(), weights))
     return seen
@@ -108,12 +127,38 @@ class _Interrupted(Exception):
     """Raised in the middle of an iteration, and caught around it."""
 
 
+def _register_hooks(rnd: random.Random, model: Net) -> None:
+    """Register some of the hooks that training code has."""
+
+    @torch.no_grad()
+    def halve(param: Tensor) -> None:
+        assert param.grad is not None
+        param.grad.mul_(0.5)
+
+    weight = model.layers[1].weight
+    if rnd.random() < 0.2:
+        weight.register_hook(lambda grad: grad * 2.0)
+    if rnd.random() < 0.2:
+        weight.register_post_accumulate_grad_hook(halve)
+    if rnd.random() < 0.2:
+        model.layers[0].register_full_backward_hook(lambda *_: None)
+    if rnd.random() < 0.1:
+        left = [rnd.randrange(1, 8)]
+
+        def interrupt(grad: Tensor) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise _Interrupted
+
+        weight.register_hook(interrupt)
+
+
 def _optimizers(rnd: random.Random, model: Net, *, sparse: bool) -> list[Any]:
     table = list(model.table.parameters())
     rest = [p for name, p in model.named_parameters() if not name.startswith("table")]
     if sparse:
-        # Coalesces by itself, as gradscale does before: SGD adds duplicates one by one.
-        return [torch.optim.SparseAdam(table, lr=0.1), _optimizer(rnd, rest)]
+        kind = rnd.choice([torch.optim.SparseAdam, torch.optim.SGD])
+        return [kind(table, lr=0.1), _optimizer(rnd, rest)]
     if rnd.random() < 0.3:
         return [_optimizer(rnd, table), _optimizer(rnd, rest)]
     return [_optimizer(rnd, table + rest)]
@@ -124,11 +169,14 @@ def _optimizer(rnd: random.Random, params: list[Tensor]) -> Any:
     groups: Any = params
     if len(params) > 1 and rnd.random() < 0.4:
         groups = [{"params": params[:1]}, {"params": params[1:], "lr": 0.05}]
-    return KINDS[rnd.choice(list(KINDS))](groups, lr=0.1, **how)
+    name = rnd.choice(TRAINING)
+    if rnd.random() < 0.03:
+        name = rnd.choice(["capturable", "LBFGS"])
+    return KINDS[name](groups, lr=0.1, **how)
 
 
 def _iteration(
-    rnd: random.Random, scaler: Any, model: Any, optimizers: list[Any]
+    rnd: random.Random, scaler: Any, model: Any, optimizers: list[Any], inference: float
 ) -> None:
     for optimizer in optimizers:
         optimizer.zero_grad(set_to_none=rnd.random() < 0.7)
@@ -142,9 +190,8 @@ def _iteration(
         scaled.backward()
         if rnd.random() < 0.05:
             raise _Interrupted
-    mode = torch.inference_mode if rnd.random() < 0.1 else nullcontext
     for optimizer in rnd.sample(optimizers, len(optimizers)):
-        with mode():
+        with torch.inference_mode() if rnd.random() < inference else nullcontext():
             if rnd.random() < 0.4:
                 scaler.unscale_(optimizer)
                 params = [p for g in optimizer.param_groups for p in g["params"]]
@@ -156,13 +203,30 @@ def _iteration(
 
 
 @torch.no_grad()
-def _exchange(rnd: random.Random, model: Net) -> None:
-    """Write to a weight, or exchange its memory, between two steps."""
-    weight = model.layers[rnd.randrange(2)].weight
-    if rnd.random() < 0.5:
-        weight.mul_(0.5)
+def _exchange(rnd: random.Random, model: Net, optimizers: list[Any]) -> None:
+    """Write to a weight, exchange or resize it, or its memory, between two steps."""
+    here, there = (layer.weight for layer in model.layers)
+    way = rnd.choice(["write", "move", "swap", "resize", "replace"])
+    if way == "write":
+        here.mul_(0.5)
+    elif way == "move":
+        there.data = there.data.clone()
+    elif way == "swap":
+        here.data, there.data = there.data, here.data
+    elif way == "resize":
+        model.unused.data = torch.ones(5, dtype=here.dtype)
+        # Torch's fused kernels would write beyond a state of the old size.
+        if type(optimizers[0]) is torch.optim.SGD and not optimizers[0].state:
+            table = model.table.weight
+            table.grad = None
+            table.data = torch.cat([table.data, here.data[:1]])
     else:
-        weight.data = weight.data.clone()
+        model.layers[1].weight = nn.Parameter(there.detach().clone())
+        for group in (group for each in optimizers for group in each.param_groups):
+            group["params"] = [
+                model.layers[1].weight if param is there else param
+                for param in group["params"]
+            ]
 
 
 def difference(seed: int) -> str:
@@ -176,11 +240,13 @@ def difference(seed: int) -> str:
             except (RuntimeError, ValueError, TypeError, AssertionError) as error:
                 outcomes.append([f"{type(error).__name__}: {error}".split("\n")[0]])
     torchs, ours = outcomes
-    if isinstance(torchs[0], str) and torchs[0] != "interrupted":
-        # Torch refuses the program.
-        return ""
-    if isinstance(ours[0], str) and ours[0] != torchs[0]:
-        return ours[0]
+    refused, ours_too = _refusal(torchs), _refusal(ours)
+    if refused:
+        # Gradscale's scaler goes on where torch's has made tensors for inference only.
+        too = ours_too or "inference tensor" in refused
+        return "" if too else f"torch refuses: {refused}"
+    if ours_too:
+        return ours_too
     for step, (one, other) in enumerate(zip(torchs, ours, strict=True)):
         if isinstance(one, str) or isinstance(other, str):
             if one != other:
@@ -190,6 +256,11 @@ def difference(seed: int) -> str:
         elif not all(map(_same, one[2], other[2])):
             return f"step {step}: other weights"
     return ""
+
+
+def _refusal(seen: list[Any]) -> str:
+    first = seen[0]
+    return first if isinstance(first, str) and first != "interrupted" else ""
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
@@ -204,11 +275,14 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(given.first, given.first + given.count)
-    found = [(seed, text) for seed in seeds if (text := difference(seed))]
-    for seed, text in found:
-        print(f"seed {seed}: {text}")
-    print(f"{len(found)} of {given.count} programs differ")
-    return 1 if found else 0
+    differ = 0
+    for seed in seeds:
+        text = difference(seed)
+        if text:
+            differ += 1
+            print(f"seed {seed}: {text}", flush=True)
+    print(f"{differ} of {given.count} programs differ")
+    return 1 if differ else 0
 
 
 if __name__ == "__main__":

@@ -1,22 +1,13 @@
-"""One of two real processes: runs every case of `test_distributed` and writes it down.
+"""Cases of `test_distributed`: two ranks whose scaler is given their group."""
 
-Started as `python -m tests.torch.ranks RANK FOLDER`. Both ranks run the same cases in
-the same order; what they see goes to FOLDER/RANK.json.
-"""
-
-import datetime
-import json
-import math
 import pickle
-import sys
-import warnings
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from gradscale import ConfigError, ScaleCollapsed
 from gradscale.torch import GradScaler
+from tests.torch.parallel.launch import Cases
 from tests.torch.training import INF, NAN, Custom, CustomFused, parameter, planted
 
 SGD = torch.optim.SGD
@@ -28,14 +19,14 @@ MAKES = {
     "custom": lambda params: Custom(params),
     "custom-fused": lambda params: CustomFused(params),
 }
-CASES = {}
+CASES = Cases()
 
 
 def case(name):
     """Enter a function of (rank, group) under a name."""
 
     def enter(function):
-        CASES[name] = function
+        CASES.case(name)(lambda rank: function(rank, dist.group.WORLD))
         return function
 
     return enter
@@ -203,42 +194,3 @@ def _(rank, group):
     except ConfigError as error:
         return {"error": str(error)}
     return {"error": None}
-
-
-def _plain(value):
-    """Return `value` as JSON has it: inf and NaN as text."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return repr(value)
-    return value
-
-
-def main(rank: int, folder: Path) -> None:
-    """Run every case and write down what this rank saw."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'store'}",
-        rank=rank,
-        world_size=2,
-        # A rank that waits for the other in vain is an error, and soon.
-        timeout=datetime.timedelta(seconds=20),
-    )
-    seen = {}
-    for name, run in CASES.items():
-        try:
-            seen[name] = _plain(run(rank, dist.group.WORLD))
-        except Exception as error:
-            seen[name] = {"failed": f"{type(error).__name__}: {error}"}
-            # The ranks no longer stand at the same call: the rest means nothing.
-            break
-    (folder / f"{rank}.json").write_text(json.dumps(seen))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,50 +1,22 @@
 """Two real processes: ranks that are given a group decide together."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-from tests.torch.ranks import CASES, MAKES
-
-ROOT = Path(__file__).parents[2]
+from tests.torch.parallel.launch import all_saw, seen_by
+from tests.torch.ranks import MAKES
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     """Run every case in two processes; return what the two ranks saw of each."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.torch.ranks"]
-    running = [
-        subprocess.Popen([*command, str(rank), str(folder)], cwd=ROOT)
-        for rank in range(2)
-    ]
-    try:
-        for process in running:
-            process.wait(timeout=100)
-    finally:
-        for process in running:
-            process.kill()
-    seen = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    return {name: [one.get(name) for one in seen] for name in CASES}
-
-
-def _both(ranks, name):
-    first, second = ranks[name]
-    assert first is not None, "an earlier case failed on this rank"
-    assert "failed" not in first, first
-    assert second is not None
-    assert "failed" not in second, second
-    return first, second
+    return seen_by("tests.torch.ranks", 2, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("make", MAKES)
 @pytest.mark.parametrize("unscale", ["ready", "unscaled"])
 @pytest.mark.parametrize("word", ["inf", "nan"])
 def test_a_bad_gradient_on_one_rank_is_a_skip_on_both(ranks, make, unscale, word):
-    first, second = _both(ranks, f"{word}-on-rank-1-{make}-{unscale}")
+    first, second = all_saw(ranks, f"{word}-on-rank-1-{make}-{unscale}")
     assert first == second
     assert first["applied"] is False
     assert first["verdict"] == "calibrating"
@@ -54,7 +26,7 @@ def test_a_bad_gradient_on_one_rank_is_a_skip_on_both(ranks, make, unscale, word
 
 @pytest.mark.parametrize("make", MAKES)
 def test_finite_gradients_are_a_step_on_both(ranks, make):
-    first, second = _both(ranks, f"finite-{make}")
+    first, second = all_saw(ranks, f"finite-{make}")
     assert first["applied"]
     assert second["applied"]
     assert first["scale"] == second["scale"] == 8.0
@@ -64,7 +36,7 @@ def test_finite_gradients_are_a_step_on_both(ranks, make):
 
 @pytest.mark.parametrize("make", MAKES)
 def test_a_rank_without_gradients_keeps_nobody_waiting(ranks, make):
-    first, second = _both(ranks, f"no-gradients-on-rank-0-{make}")
+    first, second = all_saw(ranks, f"no-gradients-on-rank-0-{make}")
     assert first["weights"] == [0.0, 0.0]
     assert second["weights"][0] < 0.0
     assert first["scale"] == second["scale"] == 8.0
@@ -72,7 +44,7 @@ def test_a_rank_without_gradients_keeps_nobody_waiting(ranks, make):
 
 @pytest.mark.parametrize("make", MAKES)
 def test_a_rank_without_gradients_backs_off_with_the_other(ranks, make):
-    first, second = _both(ranks, f"no-gradients-on-rank-0-inf-on-rank-1-{make}")
+    first, second = all_saw(ranks, f"no-gradients-on-rank-0-inf-on-rank-1-{make}")
     assert first["scale"] == second["scale"] == 4.0
     assert first["applied"] is second["applied"] is False
 
@@ -80,7 +52,7 @@ def test_a_rank_without_gradients_backs_off_with_the_other(ranks, make):
 @pytest.mark.parametrize("clip", ["early", "optimizer", "parameters"])
 @pytest.mark.parametrize("unscale", ["ready", "unscaled"])
 def test_a_norm_that_overflows_on_one_rank_is_a_skip_on_both(ranks, clip, unscale):
-    first, second = _both(ranks, f"norm-overflow-on-rank-1-{clip}-{unscale}")
+    first, second = all_saw(ranks, f"norm-overflow-on-rank-1-{clip}-{unscale}")
     assert first["applied"] is second["applied"] is False
     assert first["verdict"] == second["verdict"] == "norm_overflow"
     assert first["scale"] == second["scale"] == 0.5
@@ -90,36 +62,36 @@ def test_a_norm_that_overflows_on_one_rank_is_a_skip_on_both(ranks, clip, unscal
 @pytest.mark.parametrize("clip", ["early", "optimizer", "parameters"])
 @pytest.mark.parametrize("unscale", ["ready", "unscaled"])
 def test_a_clip_waits_for_no_rank_without_gradients(ranks, clip, unscale):
-    first, second = _both(ranks, f"clip-without-gradients-on-rank-0-{clip}-{unscale}")
+    first, second = all_saw(ranks, f"clip-without-gradients-on-rank-0-{clip}-{unscale}")
     assert first["scale"] == second["scale"] == 8.0
     assert second["weights"] == [-0.25, -0.25]
 
 
 @pytest.mark.parametrize(("guard", "scale"), [("report", 4.0), ("raise", 8.0)])
 def test_a_bad_loss_on_one_rank_is_known_to_both(ranks, guard, scale):
-    first, second = _both(ranks, f"bad-loss-on-rank-1-{guard}")
+    first, second = all_saw(ranks, f"bad-loss-on-rank-1-{guard}")
     assert first["verdict"] == second["verdict"] == "forward_nonfinite"
     assert first["scale"] == second["scale"] == scale
 
 
 def test_without_a_group_each_rank_decides_for_itself(ranks):
-    first, second = _both(ranks, "no-group")
+    first, second = all_saw(ranks, "no-group")
     assert (first["applied"], second["applied"]) == (True, False)
 
 
 def test_a_collapse_is_raised_in_the_same_call_on_both(ranks):
-    first, second = _both(ranks, "collapse")
+    first, second = all_saw(ranks, "collapse")
     assert first == second == {"count": 5, "code": "GS202", "weights": [1.0, 1.0]}
 
 
 def test_scales_weights_and_checkpoints_stay_equal_over_a_run(ranks):
-    first, second = _both(ranks, "a-run")
+    first, second = all_saw(ranks, "a-run")
     assert first == second
     assert first["scales"] == [8, 16, 16, 8, 8, 4, 4, 2, 2, 4, 4, 8]
 
 
 def test_under_ddp_gradients_arrive_reduced_and_no_group_is_needed(ranks):
-    first, second = _both(ranks, "ddp-without-group")
+    first, second = all_saw(ranks, "ddp-without-group")
     assert first == second
     assert first["finite"]
     assert [applied for applied, _ in first["facts"]] == [True, False, True]
@@ -127,6 +99,6 @@ def test_under_ddp_gradients_arrive_reduced_and_no_group_is_needed(ranks):
 
 
 def test_a_scaler_with_a_group_says_that_it_cannot_be_pickled(ranks):
-    first, _ = _both(ranks, "pickling")
+    first, _ = all_saw(ranks, "pickling")
     assert "process_group" in first["error"]
     assert "state_dict()" in first["error"]

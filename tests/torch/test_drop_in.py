@@ -189,6 +189,42 @@ def test_each_optimizer_skips_on_its_own_gradients_and_all_share_the_scale():
     assert run(GradScaler) == run(TORCH) == ([-1.0] * 2, [-2.0] * 2, 32.0)
 
 
+@pytest.mark.parametrize("unscale", [False, True])
+def test_sparse_gradients_with_duplicates_keep_torchs_bits(unscale):
+    weights = []
+    for make in (torch.amp.GradScaler, GradScaler):
+        torch.manual_seed(0)
+        table = torch.nn.Embedding(3, 4, sparse=True)
+        optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
+        scaler = make("cpu", init_scale=3.0)
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(table(torch.randint(3, (9,))).square().sum() / 7).backward()
+            if unscale:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        weights.append(table.weight.tolist())
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("factor", [4.0, 16.0, 100.0, 1000.0, 1e6, 2.0**40])
+def test_scales_equal_torchs_for_any_growth_factor(factor):
+    scales = []
+    for make in (torch.amp.GradScaler, GradScaler):
+        scaler, param = (
+            make("cpu", growth_factor=factor, growth_interval=1),
+            parameter(2),
+        )
+        optimizer = torch.optim.SGD([param], lr=0.0)
+        scales.append([])
+        for _ in range(60):
+            iterate(scaler, optimizer, param, 0.0)
+            scales[-1].append(scaler.get_scale())
+    # Equal up to one ulp a move where the factor is no power of two.
+    assert scales[1] == pytest.approx(scales[0], rel=60 * 2.0**-24)
+
+
 def test_growth_stops_where_f32_ends():
     def run(kind):
         scaler, param = kind("cpu", init_scale=1e38, growth_interval=1), parameter(2)

@@ -148,6 +148,24 @@ def test_a_whole_step_with_a_fused_optimizer_has_none(make, grad, clip, unscale)
         assert _iteration(scaler, optimizer, param, grad, clip, unscale) == {}
 
 
+@pytest.mark.parametrize("make", KERNELS.values(), ids=KERNELS)
+def test_a_sampled_step_whose_gradients_were_written_to_has_none(make):
+    scaler, param = resumed(), parameter(3)
+    optimizer = make([param], lr=1.0)
+    sampled = 0
+    # The loop check copies two sizes, and has read those of the first steps by then.
+    for _ in range(12):
+        sampled += scaler._monitor.loop.due
+        optimizer.zero_grad()
+        with SyncCount() as syncs:
+            scaler.scale(planted(param, 1.0)).backward()
+            param.grad.mul_(0.5)
+            scaler.step(optimizer)
+            scaler.update()
+        assert syncs.seen == {}
+    assert sampled == 7
+
+
 @ways
 @grads
 @moments

@@ -159,3 +159,14 @@ def test_a_step_that_was_cut_short_is_not_remembered_after_reset():
     scaler.reset()
     scaler.unscale_(second)
     assert b.grad.tolist() == [2.0, 2.0]
+
+
+def test_what_the_module_hooks_have_observed_is_forgotten():
+    layer = torch.nn.Linear(1, 1, bias=False)
+    scaler = GradScaler("cpu", model=layer)
+    hooks = scaler._monitor.module_hooks
+    assert hooks.enable(layer)
+    scaler.scale(layer(torch.full((1, 1), INF)).sum()).backward()
+    scaler.reset()
+    assert not hooks.locate(scale=1.0).found
+    hooks.disable()

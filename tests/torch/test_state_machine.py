@@ -82,7 +82,6 @@ class Shell(RuleBasedStateMachine):
         self.applied = self.skipped = 0
         self.scaled = False
         self._restart_rows()
-        self.scales = [4.0, 4.0]
 
     def _restart_rows(self):
         """Count updates from the loaded counts; no row is on its way to the host."""
@@ -116,17 +115,8 @@ class Shell(RuleBasedStateMachine):
         return True
 
     def _may_run_backward(self, which):
-        side, other = self.sides[which], self.sides[1 - which]
-        # Gradients of an older scale that were not read since are not recognised.
-        stale = [
-            s
-            for i, s in enumerate((side, other))
-            if s.grad is not None
-            and s.stage == READY
-            and not s.clipped
-            and self.scales[which if i == 0 else 1 - which] != self.scale
-        ]
-        return side.stage == READY and not side.clipped and not stale
+        side = self.sides[which]
+        return side.stage == READY and not side.clipped
 
     @rule(
         which=sides,
@@ -140,7 +130,6 @@ class Shell(RuleBasedStateMachine):
         values = [grad, grad if bad is None else bad]
         self.scaler.scale(planted(param, values)).backward()
         self.scaled = True
-        self.scales[which] = self.scale
         side.grad = grad + (side.grad or 0.0)
         side.bad = side.bad or bad is not None
         if not side.bad:

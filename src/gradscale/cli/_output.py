@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,9 @@ from rich.progress import (
 from rich.segment import Segment
 
 from gradscale.core.formatting import printable
+
+# Characters in a line of a pipe, which has no end.
+UNLIMITED = 10_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
@@ -50,19 +54,32 @@ class Screen:
             yield Segment.line()
 
 
-def console_of() -> Console:
-    """Return the console of stdout. Text is never taken for markup."""
-    return Console(highlight=False, markup=False, emoji=False)
+def console_of(*, width: int | None = None) -> Console:
+    """Return the console of stdout. Text is never taken for markup.
+
+    Args:
+        width: In characters; None for that of the terminal, 80 in a pipe.
+    """
+    return Console(highlight=False, markup=False, emoji=False, width=width)
 
 
-def show(content: RenderableType, *, soft_wrap: bool = False) -> None:
+def table_width(console: Console) -> int:
+    """Return the width for tables: no limit in a pipe, unless COLUMNS is set."""
+    limited = console.is_terminal or "COLUMNS" in os.environ
+    return console.width if limited else UNLIMITED
+
+
+def show(
+    content: RenderableType, *, soft_wrap: bool = False, width: int | None = None
+) -> None:
     """Print content on stdout.
 
     Args:
         content: Text, tables, or a group of them.
         soft_wrap: Do not break lines.
+        width: As for `console_of`.
     """
-    console_of().print(Screen(content), soft_wrap=soft_wrap)
+    console_of(width=width).print(Screen(content), soft_wrap=soft_wrap)
 
 
 @contextmanager

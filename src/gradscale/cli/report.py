@@ -14,6 +14,7 @@ from gradscale.cli._output import (
     prints_braille,
     save_figure,
     show,
+    table_width,
 )
 from gradscale.cli._run_files import File, opened, reading_progress
 from gradscale.diagnosis import Diagnosis, diagnose_run
@@ -54,8 +55,9 @@ def report(
         print_json(diagnosis.as_dict())
     else:
         console = console_of()
-        braille = prints_braille(console)
-        show(run_screen(diagnosis, console.width, braille=braille))
+        braille, wide = prints_braille(console), table_width(console)
+        screen = run_screen(diagnosis, console.width, table_width=wide, braille=braille)
+        show(screen, width=wide)
     if png is not None:
         end_with_figure(png, trouble, announce=not as_json)
 

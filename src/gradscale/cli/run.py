@@ -17,9 +17,12 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from gradscale.cli._run_files import reading_progress
+from gradscale.core.formatting import printable, run_counts
 from gradscale.core.records import Verdict
-from gradscale.diagnosis.records import is_skipped
+from gradscale.diagnosis import diagnose_run
 from gradscale.errors import StateError
+from gradscale.recording.console import is_silenced, print_to_stderr
 from gradscale.runfile import open_run
 
 STARTUP = Path(__file__).parents[1] / "torch" / "attach" / "startup"
@@ -69,8 +72,8 @@ def run(
     scales and steps. FILE gets one row per step with its verdict, and the names of
     non-finite tensors. Subclasses of torch's scalers are not replaced, only recorded.
 
-    Arguments, working directory, output and exit code of the script do not change;
-    one line with the file and the next command is printed to stderr at the end.
+    Arguments, working directory, output and exit code of the script do not change; at
+    the end the first finding, the file and the next command are printed to stderr.
     Python processes that the script starts are recorded too.
 
     - `gradscale run train.py --lr 0.1` – record a script
@@ -79,8 +82,9 @@ def run(
     - `gradscale run torchrun --nproc-per-node 8 train.py` – record a launcher's ranks
     - `gradscale run accelerate launch train.py` – the same with Accelerate
 
-    With several ranks, rank 0 writes. A second scaler is recorded in run.2.gs beside
-    run.gs. Processes started with `python -I`, `-E` or `-S` are not recorded.
+    With several ranks, rank 0 writes. All scalers of a process are one run; a second
+    process or thread writes run.2.gs beside run.gs. Processes started with `python -I`,
+    `-E` or `-S` are not recorded.
     """
     file = _target(out)
     command = _command_line(script, arguments or [], module)
@@ -93,9 +97,8 @@ def run(
         notes.touch()
         code = _run(command, {**os.environ, **_environment(file, notes)})
         recorded = _read(notes, here)
-    # stderr may be closed; the exit code must still be that of the script.
-    with suppress(OSError):
-        typer.echo(closing_line(recorded), err=True)
+    if not is_silenced():
+        print_to_stderr(closing_lines(recorded))
     _exit_like(code)
 
 
@@ -115,10 +118,10 @@ class Recorded(NamedTuple):
     trouble: str
 
 
-def closing_line(recorded: Recorded) -> str:
-    """Return the line that is printed at the end.
+def closing_lines(recorded: Recorded) -> str:
+    """Return what is printed at the end: the first finding, and the next command.
 
-    >>> print(closing_line(Recorded([], 0, 0, "")))
+    >>> print(closing_lines(Recorded([], 0, 0, "")))
     gradscale: nothing was recorded, because no PyTorch scaler was created. Scripts \
 that train in FP32 or BF16 need none; a JAX script is recorded by \
 gradscale.jax.Recorder.
@@ -126,10 +129,18 @@ gradscale.jax.Recorder.
     files = [file for file in recorded.files if Path(file).exists()]
     if files:
         first, *more = files
-        further = f" (and {len(more)} more, one file per scaler)" if more else ""
+        runs = {file: _read_run(file) for file in files}
+        # The first file that has a finding.
+        sick = next((file for file in files if runs[file].finding), None)
+        command = f"report {shlex.quote(first)}"
+        finding = ""
+        if sick is not None:
+            command = f"doctor {shlex.quote(sick)}"
+            finding = runs[sick].finding
+        further = f" (and {len(more)} more, one per process or thread)" if more else ""
         return (
-            f"gradscale: {_counts(first)} recorded in {first}{further}. "
-            f"Next: gradscale report {shlex.quote(first)}"
+            f"{finding}gradscale: {runs[first].counts} recorded in {first}{further}. "
+            f"Next: gradscale {command}"
         )
     if recorded.trouble:
         return f"gradscale: nothing was recorded: {recorded.trouble.rstrip('.')}."
@@ -152,18 +163,37 @@ gradscale.jax.Recorder.
     )
 
 
-def _counts(file: str) -> str:
+class _Read(NamedTuple):
+    """What a run file holds.
+
+    Attributes:
+        counts: Its steps in words.
+        finding: The line on its first finding; empty for a healthy run.
+    """
+
+    counts: str
+    finding: str = ""
+
+
+def _read_run(file: str) -> _Read:
+    """Read and diagnose a run file; whatever fails, the script's exit code stands."""
+    unread = "the run was"
     try:
-        with open_run(file) as run:
-            steps = [(row.verdict, is_skipped(row)) for row in run.steps()]
-    except StateError:
-        return "the run was"
-    skipped = sum(skip for _, skip in steps)
-    idle = sum(code == Verdict.NO_GRADIENTS.code for code, _ in steps)
-    words = [f"{len(steps)} step{'s' if len(steps) != 1 else ''}"]
-    words += [f"{skipped} skipped"] if skipped else []
-    words += [f"{idle} without gradients"] if idle else []
-    return ", ".join(words) + ("," if len(words) > 1 else "")
+        with open_run(file) as run, reading_progress(run) as on_steps:
+            diagnosis = diagnose_run(run, on_steps=on_steps)
+    except (StateError, KeyboardInterrupt):
+        # `doctor` gives the reason; Ctrl-C ends a long wait.
+        return _Read(unread)
+    except Exception as error:
+        # A defect of the diagnosis, which may be any error.
+        failed = f"the diagnosis failed with {type(error).__name__}: {error}"
+        return _Read(unread, f"gradscale: {printable(failed)}\n")
+    idle = diagnosis.verdicts.get(Verdict.NO_GRADIENTS, 0)
+    counts = run_counts(diagnosis.steps, diagnosis.skipped, idle)
+    first = next(iter(diagnosis.serious), None)
+    if first is None:
+        return _Read(counts)
+    return _Read(counts, f"gradscale {first.text().splitlines()[0]}\n")
 
 
 def _target(out: Path | None) -> Path:

@@ -20,7 +20,8 @@ from gradscale.cli._output import (
     show,
 )
 from gradscale.cli._run_files import File, opened
-from gradscale.diagnosis.following import Follower, Seen
+from gradscale.diagnosis.following import Follower
+from gradscale.diagnosis.judged_run import JudgedRow
 from gradscale.report.tail_screen import tail_screen, vitals
 
 
@@ -58,7 +59,7 @@ def tail(
 def _follow(
     file: Path,
     every: float,
-    on_new: Callable[[Follower, list[Seen]], None],
+    on_new: Callable[[Follower, list[JudgedRow]], None],
     on_wait: Callable[[str], None],
 ) -> None:
     """Poll the file until the run has ended.
@@ -82,8 +83,8 @@ def _follow(
                 time.sleep(every)
 
 
-def _print_json(follower: Follower, new: Iterable[Seen]) -> None:
-    for row, verdict, findings in new:
+def _print_json(follower: Follower, new: Iterable[JudgedRow]) -> None:
+    for row, _, verdict, findings in new:
         _print_line({**row._asdict(), "verdict": str(verdict), "code": verdict.code})
         for finding in findings:
             _print_line({"finding": finding.as_dict()})
@@ -97,7 +98,7 @@ def _print_line(data: object) -> None:
 
 
 def _draw(file: Path, every: float, console: Console) -> None:
-    def on_new(follower: Follower, new: list[Seen]) -> None:
+    def on_new(follower: Follower, new: list[JudgedRow]) -> None:
         braille = prints_braille(console)
         draw(tail_screen(follower, str(file), console.width, braille=braille))
 
@@ -111,7 +112,7 @@ def _draw(file: Path, every: float, console: Console) -> None:
 def _write(file: Path, every: float) -> None:
     waiting: list[str] = []
 
-    def on_new(follower: Follower, new: list[Seen]) -> None:
+    def on_new(follower: Follower, new: list[JudgedRow]) -> None:
         found = [finding for seen in new for finding in seen.findings]
         for finding in (*found, *follower.messages):
             show(finding.text(), soft_wrap=True)

@@ -40,6 +40,8 @@ SINKING = 2.0
 SUNK = 0.05
 # Sinking elements required for each element of an all-zero gradient.
 EVIDENCE = 0.01
+# The number of elements of a gradient that counts as a layer.
+LAYER = 64
 # The smallest float16 is 2^-24. Values that round to it are from 2^-25 to 1.5 * 2^-24,
 # on average 0.8 octaves above the border; those of the n-th bin after it, n + 1.4.
 _SMALLEST = -24
@@ -123,6 +125,25 @@ def lost_share(tensors: Iterable[Tally]) -> float:
     every = list(tensors)
     lost = sum(hidden_zeros(every)) + sum(each.below for each in every)
     return lost / max(lost + sum(each.kept for each in every), 1)
+
+
+def lost_layer(names: Sequence[str], tensors: Sequence[Tally]) -> str:
+    """Return the name of the largest gradient that has lost most of its elements.
+
+    One that is exactly 0 throughout counts too. Empty if there is none; small tensors,
+    such as biases, are left out.
+
+    >>> lost_layer(["a", "b"], [Tally(0, 0, 0, 99, 999, 99), Tally(99, 0, 0, 0, 0, 0)])
+    'b'
+    """
+    flushed = hidden_zeros(tensors)
+    sizes = [
+        (each.zeros + each.kept + each.below, name)
+        for name, each, hidden in zip(names, tensors, flushed, strict=True)
+        if _is_nothing(each) or hidden + each.below > each.kept
+    ]
+    size, name = max(sizes, default=(0, ""))
+    return name if size >= LAYER else ""
 
 
 def _all_sink(tensors: Sequence[Tally]) -> bool:

@@ -37,6 +37,23 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def run_counts(steps: int, skipped: int, idle: int = 0) -> str:
+    """Return the steps of a run in words, to be followed by "recorded in".
+
+    >>> run_counts(96, 43), run_counts(1, 0), run_counts(3, 0, 2)
+    ('96 steps, 43 skipped,', '1 step', '3 steps, 2 without gradients,')
+
+    Args:
+        steps: All steps.
+        skipped: Steps that were skipped although there were gradients.
+        idle: Steps without gradients.
+    """
+    words = [f"{steps} step{'s' if steps != 1 else ''}"]
+    words += [f"{skipped} skipped"] if skipped else []
+    words += [f"{idle} without gradients"] if idle else []
+    return ", ".join(words) + ("," if len(words) > 1 else "")
+
+
 def printable(text: str) -> str:
     r"""Return a text that a terminal only prints, whatever its origin.
 

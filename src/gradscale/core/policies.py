@@ -92,7 +92,8 @@ class DynamicScale:
 
     Finite: on every growth_interval-th such step in a row, scale *= growth_factor.
     Not finite: scale *= backoff_factor, and the count restarts.
-    Either way the scale is then clipped to [min_scale, max_scale].
+    Either way the scale is then clipped to [min_scale, max_scale]; growth that is
+    infinite in f32 leaves it as it is, as in torch.
 
     With a tolerance, one overflow in every 1 / tolerance steps is forgiven: the step
     is skipped, the count restarts, the scale stays. Every further one backs off.
@@ -162,7 +163,8 @@ class DynamicScale:
         period = self.period
         steps = state.finite_steps + 1
         due = steps >= self.growth_interval
-        grown = where(due, state.scale * self.growth_factor, state.scale)
+        grown = state.scale * self.growth_factor
+        grown = where(due & (grown <= HIGHEST_SCALE), grown, state.scale)
         # A leaky bucket: it loses one unit a step, and a forgiven overflow fills it.
         debt = where(state.debt > 0, state.debt - 1, 0)
         forgiven = debt < min(period, 1)

@@ -55,6 +55,8 @@ class StepRecord(NamedTuple):
         loss: The loss before it was scaled; None if it was not read.
         lost: The share of gradient elements too small for float16 at this scale;
             None if this step was not sampled.
+        lost_layer: The name of the largest gradient that has lost most of its
+            elements; empty if none has, or the step was not sampled.
     """
 
     step: int
@@ -74,6 +76,7 @@ class StepRecord(NamedTuple):
     nan: bool = False
     loss: float | None = None
     lost: float | None = None
+    lost_layer: str = ""
 
 
 # One overflow at the floor may be one bad batch; three in a row are a collapse.

@@ -5,41 +5,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from gradscale.judge.observations import Place, place_of
 from gradscale.runfile import EventRow, Run
 
 # Bounds on what an event can make this module do. A recorder lists 20 names.
 MOST_NAMES = 1000
 MOST_TENSORS = 100_000
-# A location without a module and an operation.
-OUTSIDE = "the computation outside any module"
-
-
-class Place(NamedTuple):
-    """The location of a non-finite value, as observed by module hooks.
-
-    Attributes:
-        step: The step of the observation.
-        module: The dotted name of the module, as in `named_modules()`.
-        direction: "forward" or "backward".
-        operation: The operation; empty if unknown.
-        said: The location in one line.
-        instead: The safe form of a known unsafe pattern; empty if there is none.
-        at: Operation and module in words.
-        tensor: The non-finite tensor, such as "output"; empty if unknown.
-        kind: "nan" or "inf"; empty if unknown.
-        loss_finite: Whether the loss of that step was finite; None if unknown.
-    """
-
-    step: int
-    module: str
-    direction: str
-    operation: str
-    said: str
-    instead: str
-    at: str = ""
-    tensor: str = ""
-    kind: str = ""
-    loss_finite: bool | None = None
 
 
 @dataclass(kw_only=True)
@@ -94,19 +65,22 @@ class Culprits:
 
     Args:
         run: Its peaks are read on demand.
-        events: All events of the run.
 
     Attributes:
         places: The locations that module hooks observed, in order.
     """
 
-    def __init__(self, run: Run, events: Iterable[EventRow]) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
-        self._peaks = set(run.peak_steps())
+        self._peaks: set[int] = set()
         self._named: dict[int, tuple[tuple[str, ...], int]] = {}
         self._blamed: tuple[tuple[str, ...], int] = ((), 0)
         self.places: list[Place] = []
         self._counts: dict[str, Culprit] = {}
+
+    def add(self, events: Iterable[EventRow]) -> None:
+        """Add the next events of the run, in order."""
+        self._peaks = set(self._run.peak_steps())
         for event in events:
             self._add(event)
 
@@ -151,31 +125,11 @@ class Culprits:
         )
         return tuple(ranked)
 
-    def place(self, since: int, loss_finite: bool | None = None) -> Place | None:
-        """Return the first location observed at or after a step.
-
-        Args:
-            since: The step.
-            loss_finite: Only locations of steps with a finite, or a non-finite, loss;
-                a location without this information matches both.
-        """
-        fitting = (
-            (loss_finite, None) if loss_finite is not None else (True, False, None)
-        )
-        return next(
-            (
-                place
-                for place in self.places
-                if place.step >= since and place.loss_finite in fitting
-            ),
-            None,
-        )
-
     def _add(self, event: EventRow) -> None:
         if event.step is None:
             return
         data = event.data if isinstance(event.data, Mapping) else {}
-        place = _place(event.step, data)
+        place = place_of(event.step, data)
         if place is not None:
             self.places.append(place)
             return
@@ -197,43 +151,6 @@ def tensors_in(run: Run, meta: Mapping[str, Any]) -> int:
     """Return the number of gradient tensors of a run; 0 if unknown."""
     names = meta.get("parameters")
     return len(names) if isinstance(names, list) else len(run.tensors)
-
-
-def _place(step: int, data: Mapping[str, Any]) -> Place | None:
-    if not (data.get("found") is True and data.get("direction")):
-        return None
-    module, pattern = data.get("module"), data.get("pattern")
-    direction, operation = str(data["direction"]), str(data.get("operation") or "")
-    tensor, kind = str(data.get("tensor") or ""), str(data.get("kind") or "")
-    of_class = f" ({data['module_class']})" if data.get("module_class") else ""
-    if module is None:
-        inside = f"{direction} outside any module"
-        at = f"{operation} outside any module" if operation else OUTSIDE
-        if tensor == "loss":
-            inside, tensor = "the loss itself, outside any module", ""
-            at = "the loss computation after the last module"
-    else:
-        inside = f"{direction} of {module or 'the model itself'}{of_class}"
-        at = f"module '{module}'{of_class}" if module else "the model"
-        at = f"{operation} in {at}" if operation else at
-    said = ", ".join(part for part in (inside, operation, tensor) if part)
-    if count := _count(data, "count"):
-        bad = "NaN" if kind == "nan" else kind or "not finite"
-        said += f": {count:,} of {_count(data, 'elements') or 0:,} {bad}"
-    instead = pattern.get("instead", "") if isinstance(pattern, Mapping) else ""
-    loss_finite = data.get("loss_finite")
-    return Place(
-        step=step,
-        module=str(module or ""),
-        direction=direction,
-        operation=operation,
-        said=said,
-        instead=str(instead),
-        at=at,
-        tensor=str(data.get("tensor") or ""),
-        kind=kind,
-        loss_finite=loss_finite if isinstance(loss_finite, bool) else None,
-    )
 
 
 def _count(data: Mapping[str, Any], name: str) -> int | None:

@@ -1,39 +1,26 @@
 """Diagnoses a run from its file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gradscale.core.records import StepRecord, Verdict
-from gradscale.diagnosis.culprits import (
-    NO_TENSORS,
-    Culprit,
-    Culprits,
-    Place,
-    tensors_in,
-)
+from gradscale.diagnosis.culprits import Culprit
+from gradscale.diagnosis.judged_run import JudgedRun
 from gradscale.diagnosis.loss_curve import LossCurve
-from gradscale.diagnosis.messages import recorded
-from gradscale.diagnosis.records import Bounds, Records, bounds_of, is_skipped
+from gradscale.diagnosis.records import Bounds, bounds_of, is_skipped
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
-from gradscale.diagnosis.underflow import Meter, Underflow
-from gradscale.judge.advice import advice_for
-from gradscale.judge.findings import (
-    Finding,
-    Health,
-    by_severity,
-    clear_recovered,
-    merge_repeats,
-)
-from gradscale.judge.judge import Judge
+from gradscale.diagnosis.underflow import Underflow
+from gradscale.judge.findings import Finding, Health
+from gradscale.judge.observations import Place
 from gradscale.judge.trend import TOP, exponent
-from gradscale.judge.verdict_table import BY_CODE, Row
 from gradscale.runfile import Run, StepRow
 
 # Steps between two calls of `on_steps`.
 REPORT_EVERY = 4096
-_WEIGHTS = Verdict.WEIGHTS_NONFINITE.code
+# Steps below which slow changes of scale, loss and gradients cannot be told apart.
+FEW_STEPS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +36,7 @@ class Diagnosis:
         verdicts: The number of steps with each verdict.
         findings: Most severe first, normal ones last.
         health: The state of the run as a whole.
+        not_judged: What could not be judged, and why, a sentence each.
         timeline: The scale at each step, and the steps that were not ok.
         losses: The loss over the steps.
         phases: The run divided into phases.
@@ -71,6 +59,7 @@ class Diagnosis:
     verdicts: Mapping[Verdict, int]
     findings: tuple[Finding, ...]
     health: Health
+    not_judged: tuple[str, ...]
     timeline: Timeline
     losses: LossCurve
     phases: tuple[Phase, ...]
@@ -91,7 +80,11 @@ class Diagnosis:
     def verdict_as_dict(self) -> dict[str, Any]:
         """Return the state and the findings, as `gradscale doctor` prints them."""
         findings = [finding.as_dict() for finding in self.serious]
-        return {"verdict": str(self.health), "findings": findings}
+        return {
+            "verdict": str(self.health),
+            "findings": findings,
+            "not_judged": list(self.not_judged),
+        }
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as a JSON object; numbers may be NaN or infinite."""
@@ -128,8 +121,8 @@ def diagnose_run(
     """Read a run and diagnose it.
 
     The judge is the same as for a live run, so the findings are those that were
-    reported live, with the locations that module hooks observed. Repeated findings of
-    one location are merged, and a hopeless finding is cleared if the run recovered.
+    reported live. Repeated findings of one cause and location are merged, and a
+    hopeless finding is cleared if the run recovered.
 
     >>> import tempfile
     >>> from gradscale.runfile import RunWriter, open_run
@@ -151,41 +144,26 @@ def diagnose_run(
         on_steps: Called periodically with the number of steps read since the last
             call.
     """
-    meta, events = run.meta, list(run.events())
-    bounds = bounds_of(meta)
-    culprits = Culprits(run, events)
-    judge = Judge(tensors=tensors_in(run, meta))
-    records = Records(None if bounds is None else bounds.floor)
-    sampled = set(run.sampled_steps())
-    meter, timeline, losses = Meter(), Timeline(), LossCurve()
-    found: list[Finding] = []
+    meta = run.meta
+    judged = JudgedRun(run)
+    judged.read_events()
+    timeline, losses = Timeline(), LossCurve()
     first: StepRow | None = None
     row: StepRow | None = None
     fit: StepRecord | None = None
     applied = count = 0
     for row in run.steps():
         first = first or row
-        tensors, lost = NO_TENSORS, None
-        if row.step in sampled:
-            lost = meter.add(row.step, row.scale, list(run.samples(row.step)))
+        _, record, verdict, _ = judged.see(row)
         applied += row.applied
-        skipped = is_skipped(row)
-        if skipped:
-            tensors = culprits.at(row.step, weights=row.verdict == _WEIGHTS)
-        record = records.of(row, bool(tensors.nan), lost)
-        verdict, findings = judge.see(record, tensors.counted)
-        found += findings
         if record.finite and record.amax:
             fit = record
-        timeline.note(row.step, row.scale, verdict, skipped)
+        timeline.note(row.step, row.scale, verdict, is_skipped(row))
         losses.add(row.step, row.loss)
         count += 1
         if on_steps is not None and count % REPORT_EVERY == 0:
             on_steps(REPORT_EVERY)
-    found += judge.end()
-    found = [_located(finding, culprits) for finding in found]
-    found += recorded(events, {finding.code for finding in found})
-    found = merge_repeats(clear_recovered(found, judge.healthy_at))
+    found = judged.diagnosed()
     return Diagnosis(
         path=run.path,
         meta=meta,
@@ -193,15 +171,16 @@ def diagnose_run(
         applied=applied,
         skipped=timeline.skips(timeline.first, timeline.last),
         verdicts=timeline.verdicts(count),
-        findings=tuple(by_severity(found)),
+        findings=tuple(found),
         health=Health.of(found),
+        not_judged=tuple(_not_judged(count, judged.not_judged)),
         timeline=timeline,
         losses=losses,
         phases=phases_of(timeline),
-        culprits=culprits.top(),
-        places=tuple(culprits.places),
-        underflow=meter.table(),
-        bounds=bounds,
+        culprits=judged.culprits.top(),
+        places=tuple(judged.culprits.places),
+        underflow=judged.meter.table(),
+        bounds=bounds_of(meta),
         first=first,
         last=row,
         headroom=None if fit is None else TOP - exponent(fit.amax),
@@ -209,41 +188,8 @@ def diagnose_run(
     )
 
 
-def _located(finding: Finding, culprits: Culprits) -> Finding:
-    """Return a finding with the location that module hooks observed, if they did.
-
-    The advice is selected again: it depends on the location.
-    """
-    row = BY_CODE.get(finding.code)
-    if row is None or not row.located:
-        return finding
-    place = culprits.place(finding.since, _loss_finite(finding, row))
-    if place is None:
-        return finding
-    evidence = {**finding.evidence, **_evidence_of(place)}
-    where = place.module or ("" if place.tensor == "input" else finding.where)
-    if row.named_by_tensor:
-        where = finding.where or where
-    advice = advice_for(finding.code, evidence)
-    return finding._replace(where=where, evidence=evidence, advice=advice)
-
-
-def _loss_finite(finding: Finding, row: Row) -> bool | None:
-    """Return whether the loss was finite in the steps of a finding; None for either."""
-    if row.loss_finite is None:
-        return None
-    return bool(finding.evidence.get("loss_finite", row.loss_finite))
-
-
-def _evidence_of(place: Place) -> dict[str, Any]:
-    return {
-        "place": place.said,
-        "place_step": place.step,
-        "place_at": place.at,
-        "place_module": place.module,
-        "place_direction": place.direction,
-        "place_operation": place.operation,
-        "place_tensor": place.tensor,
-        "place_kind": place.kind,
-        "place_instead": place.instead,
-    }
+def _not_judged(steps: int, noted: Iterable[str]) -> Iterator[str]:
+    """Yield what could not be judged, and why."""
+    if 0 < steps < FEW_STEPS:
+        yield f"trends: the run has {steps} steps, at least {FEW_STEPS} are needed"
+    yield from noted

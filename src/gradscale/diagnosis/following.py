@@ -1,33 +1,16 @@
 """Reads a run file while the run is still writing it."""
 
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
-from gradscale.core.records import Verdict
-from gradscale.diagnosis.culprits import NO_TENSORS, Culprits, tensors_in
-from gradscale.diagnosis.messages import recorded
-from gradscale.diagnosis.records import Records, bounds_of, is_skipped
+from gradscale.diagnosis.judged_run import JudgedRow, JudgedRun
+from gradscale.diagnosis.records import is_skipped
 from gradscale.diagnosis.timeline import Timeline
-from gradscale.judge.findings import Finding, Health, clear_recovered
-from gradscale.judge.judge import Judge
+from gradscale.judge.findings import Finding, Health
 from gradscale.runfile import Run, StepRow
 
 # Steps read per poll: about half a second.
 AT_ONCE = 50_000
-
-
-class Seen(NamedTuple):
-    """One new step.
-
-    Attributes:
-        row: The row of the run file.
-        verdict: The verdict on it.
-        findings: New findings; empty for nearly every step.
-    """
-
-    row: StepRow
-    verdict: Verdict
-    findings: tuple[Finding, ...]
 
 
 class Follower:
@@ -52,8 +35,8 @@ class Follower:
     Attributes:
         steps: Steps read so far.
         timeline: The timeline of these steps.
-        findings: All findings so far.
-        messages: Recorded messages of the last poll that the judge did not give.
+        findings: The diagnosis so far, most severe first.
+        messages: Recorded messages that the last poll was the first to read.
         meta: The metadata of the run, as of the last poll.
         last: The last row; None if there is none.
         behind: More rows may be available at once.
@@ -65,20 +48,22 @@ class Follower:
         self.meta: dict[str, Any] = {}
         self.behind = self.ended = False
         self.last: StepRow | None = None
+        self.steps = 0
+        self.findings: list[Finding] = []
         self.messages: list[Finding] = []
         self._begin()
 
     @property
     def health(self) -> Health:
         """The state of the run so far."""
-        return Health.of(clear_recovered(self.findings, self._judge.healthy_at))
+        return Health.of(self.findings)
 
     @property
     def skipped(self) -> int:
         """Steps that were skipped so far."""
         return self.timeline.skips(self.timeline.first, self.timeline.last)
 
-    def poll(self) -> list[Seen]:
+    def poll(self) -> list[JudgedRow]:
         """Read new steps, 50,000 at most.
 
         If the run was resumed from an earlier step, it is read from the beginning.
@@ -88,37 +73,27 @@ class Follower:
         ended = self.meta["end"]["state"] != "running"
         if self._run.last_step < self.timeline.last:
             self._begin()
-        # A step is written before its events, so events never precede their step.
-        events = list(self._run.events())
         rows = list(islice(self._run.steps(self.timeline.last), AT_ONCE))
+        # After the rows: a step is written before its events.
+        self._judged.read_events()
         self.behind = len(rows) == AT_ONCE
-        bad = any(not row.applied for row in rows)
-        culprits = Culprits(self._run, events) if bad else None
-        seen = []
-        for row in rows:
-            tensors = NO_TENSORS
-            if culprits is not None and not row.applied:
-                weights = row.verdict == Verdict.WEIGHTS_NONFINITE.code
-                tensors = culprits.at(row.step, weights=weights)
-            record = self._records.of(row, bool(tensors.nan))
-            verdict, findings = self._judge.see(record, tensors.counted)
-            self.findings += findings
+        seen = [self._judged.see(row) for row in rows]
+        for row, _, verdict, _ in seen:
             self.timeline.note(row.step, row.scale, verdict, is_skipped(row))
-            self.last = row
-            self.steps += 1
-            seen.append(Seen(row, verdict, findings))
+        if rows:
+            self.last = rows[-1]
+            self.steps += len(rows)
         self.ended = ended and not self.behind
-        known = {finding.code for finding in self.findings}
-        self.messages = [] if self.behind else recorded(events, known)
-        self.findings += self.messages
+        self.findings = self._judged.diagnosed()
+        messages = [] if self.behind else self._judged.messages()
+        self.messages = [each for each in messages if each.code not in self._shown]
+        self._shown |= {each.code for each in messages}
         return seen
 
     def _begin(self) -> None:
-        meta = self.meta or self._run.meta
-        bounds = bounds_of(meta)
-        self._records = Records(None if bounds is None else bounds.floor)
-        self._judge = Judge(tensors=tensors_in(self._run, meta))
+        self._judged = JudgedRun(self._run)
         self.timeline = Timeline()
-        self.findings: list[Finding] = []
+        self.findings, self.messages = [], []
+        self._shown: set[str] = set()
         self.last = None
         self.steps = 0

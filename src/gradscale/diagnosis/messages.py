@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from gradscale.judge.catalogue import BY_CODE
+from gradscale.judge.causes import BY_CODE as CAUSES
+from gradscale.judge.causes import cause_of
 from gradscale.judge.findings import Finding
 from gradscale.judge.verdict_table import SEVERITY, codes_where, is_normal
 from gradscale.runfile import EventRow
@@ -43,6 +45,7 @@ def _message(event: EventRow, times: int) -> Finding:
         seen["times"] = times
     return Finding(
         code=event.code,
+        cause=cause_of(event.code, {}).name if event.code in CAUSES else "",
         where=event.where or "",
         step=event.step or 0,
         since=event.step or 0,

@@ -135,7 +135,7 @@ class Records:
         # Weights, loss and norm may be bad beside finite gradients.
         amax_finite = amax is not None and math.isfinite(amax)
         finite = amax_finite and properties.skip is Skip.CAUSE
-        implied = {"finite": finite, **properties.implies}
+        implied: dict[str, Any] = {"finite": finite, **properties.implies}
         implied["finite"] = implied["finite"] or row.applied
         implied["loss_finite"] = self._loss_finite
         return record._replace(
@@ -151,7 +151,7 @@ class Records:
             if row.loss is not None:
                 return math.isfinite(row.loss)
             return self._loss_finite if row.verdict == _COLLAPSE else True
-        return properties.implies.get("loss_finite", True)
+        return bool(properties.implies.get("loss_finite", True))
 
     def _floor_steps(self, row: StepRow) -> int:
         if row.verdict == _COLLAPSE:

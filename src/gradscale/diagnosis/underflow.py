@@ -14,7 +14,13 @@ from gradscale.core.exponent_histogram import (
     pooled,
     shift_between,
 )
-from gradscale.core.flushed_zeros import Tally, hidden_zeros, lost_share, tally_of
+from gradscale.core.flushed_zeros import (
+    Tally,
+    hidden_zeros,
+    lost_layer,
+    lost_share,
+    tally_of,
+)
 from gradscale.core.formatting import percent, power
 from gradscale.judge.build import SPARE_BITS
 from gradscale.runfile import LOWEST_EXPONENT, SampleRow
@@ -122,8 +128,10 @@ class Meter:
     _step: int = 0
     _parts: dict[str, Histogram] = field(default_factory=dict)
 
-    def add(self, step: int, scale: float, rows: Sequence[SampleRow]) -> float | None:
-        """Add the samples of one step; return the share of elements lost."""
+    def add(
+        self, step: int, scale: float, rows: Sequence[SampleRow]
+    ) -> tuple[float | None, str]:
+        """Add the samples of one step; return the share lost, and the worst layer."""
         parts = {
             row.tensor: histogram_of(row.sample, scale)
             for row in rows
@@ -131,12 +139,13 @@ class Meter:
         }
         # The scale may be that of any scaler; without one the bins mean nothing.
         if not parts or not 0.0 < scale < math.inf:
-            return None
+            return None, ""
         whole = pooled(parts.values())
         self._samples += 1
         if not whole.nonfinite:
             self._step, self._parts = step, parts
-        return lost_share(map(tally_of, parts.values()))
+        tallies = list(map(tally_of, parts.values()))
+        return lost_share(tallies), lost_layer(list(parts), tallies)
 
     def table(self) -> Underflow | None:
         """Return the table; None if no finite step was sampled."""

@@ -109,6 +109,7 @@ class Recorder:
                 path,
                 policy=policy,
                 resume=resume,
+                quiet=quiet,
                 meta=meta,
                 sample_every=sample_every,
                 process=_process,

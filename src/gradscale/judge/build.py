@@ -1,13 +1,16 @@
-"""Builds the findings of the judge: text, cost, evidence, advice."""
+"""Builds findings: the evidence, what was seen in words, what it cost."""
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gradscale.core.formatting import counted, power
 from gradscale.core.records import StepRecord
-from gradscale.judge.advice import advice_for, widespread
+from gradscale.judge.causes import Cause, advice_of, cause_of
 from gradscale.judge.findings import Finding
-from gradscale.judge.history import History, Streak
+from gradscale.judge.history import VANISHED_LAYER, Episode, History, Scattered, Streak
+from gradscale.judge.observations import Observations
 from gradscale.judge.trend import TOP, Alarm, Trend, exponent
 from gradscale.judge.verdict_table import BY_CODE
 
@@ -27,185 +30,215 @@ class Context(NamedTuple):
         record: The present step.
         history: The run up to it, this step included.
         trend: Slow averages of scale and gradients before it.
+        observations: What was observed beside the steps.
         tensors: The number of gradient tensors of the run; 0 if unknown.
+        last_episode: The last episode that has ended.
     """
 
     record: StepRecord
     history: History
     trend: Trend
+    observations: Observations
     tensors: int
+    last_episode: Episode | None
 
 
 def calibrated(context: Context) -> Finding:
     """GS001: calibration is over."""
     history, scale = context.history, power(context.record.scale)
     first, skips = power(history.first_scale), history.early_skips
-    plural = "" if skips == 1 else "s"
     seen = {"scale_from": first, "scale": scale, "skips": skips}
-    what = f"calibrated: S {first} -> {scale} after {skips} skip{plural} (normal)"
-    cost = f"{_batches(skips)} lost"
-    return _finding("GS001", context, history.first_step, what, cost, seen)
+    number = counted(skips, "skip")
+    what = f"calibrated: S {first} -> {scale} after {number} (normal)"
+    return _finding("GS001", context, history.first_step, what, _lost(skips), seen)
 
 
 def no_gradients(context: Context) -> Finding:
     """GS103: no parameter has had a gradient for several steps."""
     run = context.history.none
-    seen = {"steps": run.length, "gradients_before": context.history.steps > 0}
+    seen = {
+        "steps": run.length,
+        "gradients_before": context.history.steps > 0,
+        "cleared_early": context.observations.cleared_early > 0,
+    }
     what = f"no parameter has had a gradient for {run.length} steps"
     return _finding("GS103", context, run.since, what, "nothing is learned", seen)
 
 
-def frequent_skips(context: Context, skips: int, steps: int, since: int) -> Finding:
-    """GS201: too many steps of a window were skipped."""
-    record, trend = context.record, context.trend
-    fall = trend.usual - exponent(record.scale)
+def nonfinite_weights(context: Context, episode: Episode) -> Finding:
+    """GS207: a weight is not finite."""
     seen = {
-        "steps": skips,
-        "of": steps,
-        "scale": power(record.scale),
-        "at_floor": record.floor_steps > 0,
-        "falling": fall >= 2.0,
-        **_nonfinite_tensors(context),
-        **_growth_before(context, since),
+        "weight": episode.culprit,
+        "loss_finite": context.record.loss_finite,
+        "steps_before": context.history.steps - 1,
+        **_tensors(context, episode),
+        **context.observations.setup(),
     }
-    what = f"{skips} of {steps} steps were skipped, now at S = {power(record.scale)}"
-    cost = f"{_batches(skips)} of {steps} lost"
-    return _finding("GS201", context, since, what, cost, seen)
+    what = "a weight is not finite; no later step is usable"
+    cost = "the run since the last checkpoint"
+    return _finding("GS207", context, episode.since, what, cost, seen)
 
 
-def fixed_scale(context: Context, skips: int, steps: int, since: int) -> Finding:
-    """GS205: steps are skipped and the scale does not move."""
-    scale = power(context.record.scale)
-    seen = {
-        "steps": skips,
-        "of": steps,
-        "scale": scale,
-        **_nonfinite_tensors(context),
-        **_growth_before(context, since),
-    }
-    what = f"{skips} of {steps} steps were skipped while S stays at {scale}"
-    cost = f"{_batches(skips)} of {steps} lost"
-    return _finding("GS205", context, since, what, cost, seen)
-
-
-def collapse(context: Context) -> Finding:
-    """GS202: the scale is at its floor and gradients are not finite."""
-    record, history = context.record, context.history
-    run = history.bad if history.bad.length else history.loss
-    since = _deviated_at(context, run.since if run.length else record.step)
-    seen = {
-        "scale": power(record.scale),
-        "floor_steps": record.floor_steps,
-        "loss_finite": record.loss_finite,
-        "nan": record.nan,
-        **_nonfinite_tensors(context),
-        **_growth_before(context, since),
-    }
-    # A non-finite loss makes all gradients non-finite, with or without NaN.
-    kind = _kind_of(run) if history.bad.length else "not finite"
+def collapse(context: Context, episode: Episode) -> Finding:
+    """GS202: the scale is at its floor and steps are still lost."""
+    record = context.record
+    floor = power(record.scale)
+    seen = {**_of_episode(context, episode), "floor_steps": record.floor_steps}
+    if episode.bits >= FAR_BITS:
+        seen["scale_blamed"] = False
+    elif seen.get("scale_blamed"):
+        seen["at_floor"] = True
+    kind = _kind_of(episode)
+    subject = "the loss is" if "loss" in seen else "gradients are"
     what = (
-        f"S is at its floor of {power(record.scale)} and gradients are still {kind}, "
+        f"S is at its floor of {floor} and {subject} still {kind}, "
         f"{record.floor_steps} steps in a row"
     )
-    lost = _batches(max(run.length, record.floor_steps))
-    cost = f"no step was applied; {lost} lost"
-    return _finding("GS202", context, since, what, cost, seen)
+    cost = _cost(episode, taken=False)
+    return _finding("GS202", context, episode.since, what, cost, seen)
 
 
 def nonfinite_loss(
-    context: Context, steps: int, times: int, *, over: bool, hopeless: bool
+    context: Context, episode: Episode, *, recovered: Scattered | None, hopeless: bool
 ) -> Finding:
     """GS203: the loss was not finite before it was scaled.
 
     Args:
         context: As for every builder.
-        steps: Non-finite losses in a row.
-        times: The number of this episode, counted from 1.
-        over: The loss is finite again.
+        episode: The present episode.
+        recovered: All such episodes that the run recovered from, this one included;
+            None if it has not.
         hopeless: The run will not recover.
     """
-    history, run = context.history, context.history.loss
-    word = history.loss_kind or "not finite"
-    seen = {
-        "loss": word,
-        "steps": steps,
-        "applied": run.applied,
-        "times": times,
-        "over": over,
-        "finite_before": history.loss_known,
-        "scale_from": power(run.origin),
-        "scale": power(run.last),
-        **_growth_before(context, run.since),
-    }
-    row = f"{steps} steps in a row" if steps > 1 else "1 step"
+    seen = _of_episode(context, episode)
+    if recovered is not None:
+        seen |= {"recovered": True, "times": recovered.times, "every": recovered.every}
+    word = seen["loss"] if seen["loss"] == "not finite" else _kind_of(episode)
+    row = _in_steps(episode.losses, episode.steps)
+    if recovered is not None and recovered.times > 1:
+        row = f"in {recovered.times} episodes since step {recovered.since}"
     what = f"the loss is {word} before scaling, {row}; no lower scale can help"
-    cost = f"{_batches(steps - run.applied)} lost"
-    cost += "; BatchNorm statistics may be contaminated"
-    if run.applied == steps:
+    since = episode.since if recovered is None else recovered.since
+    cost = _cost(episode)
+    if episode.applied == episode.lost:
         cost = "the value of the loss is unusable; the steps were applied"
-    elif run.applied:
-        cost += f"; {run.applied} of {steps} steps were applied"
-    return _finding("GS203", context, run.since, what, cost, seen, hopeless=hopeless)
+    elif episode.applied:
+        cost += f"; {episode.applied} of {episode.lost} steps were applied"
+    return _finding("GS203", context, since, what, cost, seen, hopeless=hopeless)
 
 
-def norm_overflow(context: Context, times: int) -> Finding:
+def genuine(context: Context, episode: Episode) -> Finding:
+    """GS208: gradients are not finite at any scale."""
+    seen = {**_of_episode(context, episode), "scale_blamed": False}
+    first, last = power(episode.row_from), power(episode.scale)
+    number = episode.gradient_row
+    what = (
+        f"gradients are {_kind_of(episode)} at any scale: S {first} -> {last}, "
+        f"{number} of {number} steps skipped"
+    )
+    cost = _cost(episode, taken=False)
+    return _finding("GS208", context, episode.since, what, cost, seen)
+
+
+def with_headroom(context: Context, episode: Episode, found: Scattered) -> Finding:
+    """GS211: gradients are not finite now and then, and the scale is not to blame."""
+    # After the last of them, unless it has grown since.
+    lowest = min(found.lowest, context.record.scale)
+    seen = {
+        **_of_episode(context, episode),
+        "scale_blamed": False,
+        "times": found.times,
+        "nan": found.nan > 0,
+        "every": found.every,
+        "headroom_bits": _rounded(found.headroom),
+        "scale_from": power(found.highest),
+        "scale": power(lowest),
+        "bits": exponent(found.highest) - exponent(lowest),
+    }
+    kind = "NaN" if found.nan == found.times else "NaN or infinite"
+    kind = kind if found.nan else "infinite"
+    what = (
+        f"gradients were {kind} in {found.lost} steps with "
+        f"{seen['headroom_bits']:.0f} bits of headroom: the scale is not the cause"
+    )
+    cost = f"{_lost(found.lost)}; S fell by {seen['bits']:.0f} bits for nothing"
+    return _finding("GS211", context, found.since, what, cost, seen)
+
+
+def frequent_skips(
+    context: Context, episode: Episode, counts: "Window", *, fixed: bool
+) -> Finding:
+    """GS201, GS205: too many steps of a window were skipped.
+
+    Args:
+        context: As for every builder.
+        episode: The present episode.
+        counts: Of the window.
+        fixed: The scale stayed the same.
+    """
+    record, scale = context.record, power(context.record.scale)
+    fall = context.trend.usual - exponent(record.scale)
+    skips, steps = counts.skips, counts.steps
+    seen = {
+        **_of_episode(context, episode),
+        "steps": skips,
+        "of": steps,
+        "scale": scale,
+        "at_floor": record.floor_steps > 0,
+        "falling": fall >= 2.0,
+        "growths": counts.growths if counts.growths >= skips // 4 else 0,
+        "fixed": fixed,
+    }
+    seen["scale_blamed"] = fixed or scale_is_blamed(episode) or bool(seen["growths"])
+    still = f"while S stays at {scale}" if fixed else f"now at S = {scale}"
+    what = f"{skips} of {steps} steps were skipped, {still}"
+    cost = f"{_lost(skips)} of {steps}"
+    code = "GS205" if fixed else "GS201"
+    return _finding(code, context, counts.since, what, cost, seen)
+
+
+@dataclass(slots=True)
+class Window:
+    """Skips in a window of steps.
+
+    Attributes:
+        since: The first step.
+        steps: Steps so far.
+        skips: Overflows among them.
+        held: Those at the scale of the one before.
+        growths: Those right after a growth of the scale.
+        last_scale: The scale of the last of them.
+    """
+
+    since: int = 0
+    steps: int = 0
+    skips: int = 0
+    held: int = 0
+    growths: int = 0
+    last_scale: float = 0.0
+
+
+def norm_overflow(context: Context, episode: Episode, times: int) -> Finding:
     """GS204: the gradients are finite and their norm is not."""
-    record = context.record
-    scale = power(record.scale)
-    seen = {"times": times, "scale": scale, **_growth_before(context, record.step)}
+    scale = power(context.record.scale)
+    seen = {"times": times, "scale": scale, **_growth_before(context, episode.since)}
     what = "every gradient is finite, but their norm overflows float32"
-    return _finding("GS204", context, record.step, what, "1 batch lost", seen)
+    return _finding("GS204", context, episode.since, what, _lost(1), seen)
 
 
-def loss_overflow(context: Context, times: int) -> Finding:
+def loss_overflow(context: Context, episode: Episode, times: int) -> Finding:
     """GS206: the scaled loss overflowed its dtype."""
     record = context.record
     seen: dict[str, Any] = {"scale": power(record.scale), "times": times}
     if record.loss is not None and math.isfinite(record.loss) and record.loss != 0.0:
-        seen["loss"] = record.loss
+        seen["value"] = record.loss
         size = exponent(abs(record.loss))
         seen["above_float32"] = size + exponent(record.scale) >= FLOAT32_TOP
         top = FLOAT32_TOP if seen["above_float32"] else TOP
         seen["fits"] = power(2.0 ** math.floor(top - size))
     what = f"the loss is finite and overflows its dtype when scaled by {seen['scale']}"
-    cost = "1 batch lost; the loss keeps S lower than the gradients need"
+    cost = f"{_lost(1)}; the loss keeps S lower than the gradients need"
     return _finding("GS206", context, record.step, what, cost, seen)
-
-
-def nonfinite_weights(context: Context) -> Finding:
-    """GS207: a weight is not finite."""
-    record = context.record
-    seen = {
-        "loss_finite": record.loss_finite,
-        "steps_before": context.history.steps - 1,
-        **_nonfinite_tensors(context),
-        **_growth_before(context, record.step),
-    }
-    what = "a weight is not finite; no later step is usable"
-    cost = "the run since the last checkpoint"
-    return _finding("GS207", context, record.step, what, cost, seen)
-
-
-def genuine(context: Context) -> Finding:
-    """GS208: gradients are not finite at any scale."""
-    record, run = context.record, context.history.bad
-    bits = exponent(run.origin) - exponent(run.last)
-    seen = {
-        "nan": run.nan > 0,
-        "loss_finite": record.loss_finite,
-        "steps": run.length,
-        "scale_from": power(run.origin),
-        "scale": power(run.last),
-        "bits": round(bits, 2),
-        **_nonfinite_tensors(context),
-        **_growth_before(context, run.since),
-    }
-    what = (
-        f"gradients are {_kind_of(run)} at any scale: S {power(run.origin)} -> "
-        f"{power(run.last)}, {run.length} of {run.length} steps skipped"
-    )
-    cost = f"no step was applied; {_batches(run.length)} lost"
-    return _finding("GS208", context, run.since, what, cost, seen)
 
 
 def underflow(context: Context) -> Finding:
@@ -222,7 +255,12 @@ def underflow(context: Context) -> Finding:
         f"every gradient is below the normal float16 range at S = {scale}, "
         f"{run.length} steps in a row"
     )
-    if record.lost is not None and history.lost.length:
+    if history.layer:
+        seen["layer"] = history.layer
+    if history.layer_samples >= VANISHED_LAYER:
+        run = Streak(history.layer_samples, history.layer_since)
+        what = f"all gradients of {history.layer} are 0 or lost at S = {scale}"
+    elif record.lost is not None and history.lost.length:
         run = history.lost
         seen["lost"] = record.lost
         share = f"about {100.0 * record.lost:.0f} % of the gradient elements"
@@ -239,14 +277,14 @@ def underflow(context: Context) -> Finding:
     return _finding("GS209", context, run.since, what, cost, seen)
 
 
-def falling_scale(context: Context, alarm: Alarm) -> Finding:
+def falling_scale(context: Context, episode: Episode | None, alarm: Alarm) -> Finding:
     """GS210: the scale or the headroom is falling."""
     seen: dict[str, Any] = {
         "signal": alarm.signal,
         "bits": round(alarm.bits, 2),
         "usual_log2": round(alarm.usual, 2),
         "now_log2": round(alarm.now, 2),
-        **_nonfinite_tensors(context),
+        **_last_tensors(context, episode),
         **_growth_before(context, alarm.since),
     }
     steps = counted(alarm.step - alarm.since + 1, "step")
@@ -256,14 +294,44 @@ def falling_scale(context: Context, alarm: Alarm) -> Finding:
             f"usual 2^{alarm.usual:.1f}, within {steps}"
         )
         cost = "small gradients underflow first; runs that diverged began like this"
+    elif alarm.signal == "gradients":
+        seen["gradients_grown_bits"] = seen["bits"]
+        seen["scale_from"] = power(context.history.fitting_scale)
+        seen["scale"] = power(context.record.scale)
+        seen.setdefault("usual_before", alarm.since)
+        what = f"S fell from {seen['scale_from']} to {seen['scale']}"
+        cost = "small gradients underflow at so low a scale"
     else:
         seen["headroom_bits"] = round(context.trend.headroom(), 2)
-        what = (
-            f"gradients have grown by {alarm.bits:.1f} bits within {steps}, "
-            f"now {seen['headroom_bits']:.1f} bits below 65504"
-        )
+        what = f"only {seen['headroom_bits']:.1f} bits are left below 65504"
+        seen["gradients_grown_bits"] = seen["bits"]
         cost = "overflow is near"
     return _finding("GS210", context, alarm.since, what, cost, seen)
+
+
+def misuse(context: Context, code: str) -> Finding:
+    """GS112 to GS121: the training loop uses the scaler in a wrong way."""
+    since, what, cost, seen = context.observations.misuse(code)
+    return _finding(code, context, since, what, cost, seen)
+
+
+def scale_is_blamed(episode: Episode) -> bool:
+    """Return whether the scale caused an episode of non-finite gradients. Pure.
+
+    A scale that is too high shows in one of three ways: the gradients of the steps
+    before were close to 65504, the scale had just been raised or was being found, or
+    the gradients fit once it was lower, and then were close to 65504.
+    """
+    # Not acquitted where the gradients were not read.
+    near = episode.headroom is None or episode.headroom < NEAR_BITS
+    return near or episode.fresh
+
+
+# Bits of headroom below which a larger batch may overflow. Recorded healthy runs swing
+# by up to four from batch to batch, policy gradients by six.
+NEAR_BITS = 6.0
+# A fall of the scale by this many bits without effect acquits it.
+FAR_BITS = 8.0
 
 
 def _finding(
@@ -272,45 +340,71 @@ def _finding(
     since: int,
     what: str,
     cost: str,
-    seen: dict[str, Any],
+    seen: Mapping[str, Any],
     *,
     hopeless: bool = False,
 ) -> Finding:
-    seen = {"since": since, **seen}
+    seen = {"since": since, "at_rate": "", **seen}
+    cause = cause_of(code, seen)
     return Finding(
         code=code,
-        where=_where(seen),
+        cause=cause.name,
+        where=cause.where(seen),
         step=context.history.step,
         since=since,
-        what=what,
+        what=_because(what, cause, seen),
         cost=cost,
         evidence=seen,
-        advice=advice_for(code, seen),
+        advice=advice_of(cause, seen),
         more=f"gradscale explain {code}",
         hopeless=hopeless or BY_CODE[code].hopeless,
     )
 
 
-def _where(seen: dict[str, Any]) -> str:
-    """Return the first tensor that was not finite, if it helps to find the cause."""
-    # A non-finite loss makes all gradients non-finite: the first is no evidence.
-    follows = seen.get("floor_steps") and not seen["loss_finite"]
-    return "" if follows or widespread(seen) else str(seen.get("culprit", ""))
+def _because(what: str, cause: Cause, seen: Mapping[str, Any]) -> str:
+    if not cause.because:
+        return what
+    return f"{what}, because {cause.because.format_map(seen)}"
 
 
-def _batches(number: int) -> str:
-    return "1 batch" if number == 1 else f"{number} batches"
+def _of_episode(context: Context, episode: Episode) -> dict[str, Any]:
+    """Return the evidence on an episode, up to this step."""
+    seen: dict[str, Any] = {
+        "steps": episode.lost,
+        "of": episode.steps,
+        "applied": episode.applied,
+        "finite_before": context.history.taken > 0,
+        "scale_from": power(episode.scale_from),
+        "scale": power(episode.scale),
+        "bits": max(0.0, round(episode.bits, 2)),
+    }
+    if episode.losses:
+        seen["loss"] = episode.loss_kind or "not finite"
+    else:
+        seen["nan"] = episode.nan > 0
+        seen["headroom_bits"] = _rounded(episode.headroom)
+        seen["scale_blamed"] = scale_is_blamed(episode)
+    seen |= _tensors(context, episode)
+    seen |= _growth_before(context, episode.since)
+    seen |= context.observations.of_episode(episode)
+    return {name: value for name, value in seen.items() if value is not None}
 
 
-def _nonfinite_tensors(context: Context) -> dict[str, Any]:
+def _tensors(context: Context, episode: Episode) -> dict[str, Any]:
     """Return the evidence on the tensors that were not finite at the last skip."""
-    history = context.history
     seen: dict[str, Any] = {}
-    if history.culprit:
-        seen = {"culprit": history.culprit, "culprits": history.culprits}
+    # A non-finite loss makes all gradients non-finite: the first is no evidence.
+    if episode.culprit and not episode.losses:
+        seen = {"culprit": episode.culprit, "culprits": episode.culprits}
         if context.tensors:
             seen["tensors"] = context.tensors
     return seen
+
+
+def _last_tensors(context: Context, episode: Episode | None) -> dict[str, Any]:
+    """Return the evidence on the tensors of this episode, or of the last one."""
+    last = context.last_episode if episode is None else episode
+    return {} if last is None else _tensors(context, last)
 
 
 def _growth_before(context: Context, since: int) -> dict[str, Any]:
@@ -326,17 +420,39 @@ def _growth_before(context: Context, since: int) -> dict[str, Any]:
     if context.trend.growth() >= 1.0:
         seen["gradients_grown_bits"] = round(context.trend.growth(), 2)
     if seen:
-        seen["usual_before"] = _deviated_at(context, since)
+        usual = context.trend.since
+        seen["usual_before"] = min(since, usual) if usual else since
     return seen
 
 
-def _deviated_at(context: Context, since: int) -> int:
-    """Return the step at which the scale left its usual range, else `since`."""
-    return min(since, context.trend.since) if context.trend.since else since
+def _lost(number: int) -> str:
+    return "1 batch lost" if number == 1 else f"{number} batches lost"
 
 
-def _kind_of(run: Streak) -> str:
-    """Return the adjective for the non-finite gradients of a streak."""
-    if run.nan == run.length:
+def _cost(episode: Episode, *, taken: bool = True) -> str:
+    cost = _lost(episode.lost - episode.applied)
+    if not (taken or episode.taken):
+        cost = f"no step was applied; {cost}"
+    if episode.losses:
+        cost += "; BatchNorm statistics may be contaminated"
+    return cost
+
+
+def _in_steps(number: int, steps: int) -> str:
+    if number == steps:
+        return "1 step" if number == 1 else f"{number} steps in a row"
+    return f"in {number} of {steps} steps"
+
+
+def _kind_of(episode: Episode) -> str:
+    """Return the adjective for the non-finite loss or gradients of an episode."""
+    if episode.losses:
+        names = {"nan": "NaN", "inf": "infinite"}
+        return names.get(episode.loss_kind, "not finite")
+    if episode.nan == episode.gradient_row:
         return "NaN"
-    return "NaN or infinite" if run.nan else "infinite"
+    return "NaN or infinite" if episode.nan else "infinite"
+
+
+def _rounded(bits: float | None) -> float | None:
+    return None if bits is None else round(bits, 2)

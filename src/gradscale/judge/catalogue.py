@@ -286,13 +286,15 @@ scaler.update()
         summary="backward() added to gradients that were already unscaled or clipped",
         meaning=(
             "The gradients of an optimizer had been unscaled or clipped in this "
-            "iteration when another backward pass added to them. This is a warning; "
-            'with guard="raise" it is an error.'
+            "iteration when another backward pass added to them. Or they were made "
+            "before an update() that moved the scale, and the scaler did not know "
+            "their optimizer yet: it brings the gradients of those that it knows to "
+            'the new scale. A warning and a finding; with guard="raise" an error.'
         ),
         why=(
-            "The sum mixes scaled with unscaled gradients, or clipped with unclipped "
-            "ones. With a scale of 2^16 the second part is 65536 times too large, and "
-            "the step is wrong."
+            "The sum mixes scaled with unscaled gradients, clipped with unclipped "
+            "ones, or gradients of two scales. With a scale of 2^16 the second part "
+            "of the first kind is 65536 times too large, and the step is wrong."
         ),
         example="""\
 scaler.scale(loss_of(batch)).backward()
@@ -311,6 +313,8 @@ scaler.update()
             "step() and update(), only after the last backward pass.",
             "If the two passes belong to two iterations, call update() and "
             "zero_grad() between them.",
+            "If an optimizer accumulates over updates that others make, call "
+            "unscale_(), clip_grad_norm_() or step() with it once before the first.",
         ),
         references=(_AMP_EXAMPLES,),
     ),
@@ -583,13 +587,423 @@ scaler.step(optimizer)
         ),
     ),
     Entry(
+        code="GS112",
+        name="clipped-while-scaled",
+        summary="Gradients are clipped before they are unscaled",
+        meaning=(
+            "In most of the sampled steps the gradients were written to between "
+            "backward and the scaler, their norm or their peak was always the same, "
+            "and it was far below the scale: a clip that was meant for unscaled "
+            "gradients."
+        ),
+        why=(
+            "With a scale of 2^16, a norm of 1 is 2^-16 once unscaled. SGD nearly "
+            "stands still; the step size of Adam hides it, and the clipping has no "
+            "longer anything to do with max_norm."
+        ),
+        example="""\
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Call scaler.unscale_(optimizer) before you clip.",
+            "Or call scaler.clip_grad_norm_(optimizer, max_norm), which does both.",
+        ),
+        references=(_AMP_EXAMPLES,),
+    ),
+    Entry(
+        code="GS113",
+        name="unscaled-twice",
+        summary="Gradients are divided by the scale by hand and again by the scaler",
+        meaning=(
+            "In most of the sampled steps the gradients were written to between "
+            "backward and the scaler, and the largest of them was then below 8 at a "
+            "scale of 2^10 or more: they had been unscaled already."
+        ),
+        why="Every update is smaller than intended by the factor of the scale.",
+        example="""\
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    for param in model.parameters():
+        param.grad /= scaler.get_scale()
+    scaler.step(optimizer)  # divides again
+    scaler.update()
+""",
+        instead="""\
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.unscale_(optimizer)  # step() does not divide again
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Remove the division; scaler.step() unscales. If the unscaled gradients "
+            "are needed before the step, call scaler.unscale_(optimizer).",
+        ),
+    ),
+    Entry(
+        code="GS114",
+        name="backward-of-unscaled-loss",
+        summary="backward() runs on a loss that was not scaled",
+        meaning=(
+            "In most of the sampled steps scale() was called, and the gradients came "
+            "from the backward pass of another tensor than the one it returned. "
+            "step() divides them by the scale all the same."
+        ),
+        why=(
+            "The gradients underflow as without a scaler, and updates are smaller than "
+            "intended by the factor of the scale."
+        ),
+        example="""\
+for batch in batches:
+    optimizer.zero_grad()
+    loss = loss_of(batch)
+    scaler.scale(loss)  # returns the scaled loss
+    loss.backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Call scaler.scale(loss).backward(), for every loss that reaches these "
+            "parameters.",
+        ),
+    ),
+    Entry(
+        code="GS115",
+        name="stepped-without-scaler",
+        summary="optimizer.step() was called directly on scaled gradients",
+        meaning=(
+            "In a sampled step of a recorded run, an optimizer stepped without the "
+            "scaler while its gradients were as backward of the scaled loss had left "
+            "them."
+        ),
+        why=(
+            "The update is larger than intended by the factor of the scale, and "
+            "non-finite gradients reach the weights."
+        ),
+        example="""\
+body = torch.optim.SGD([model.weight], lr=1e-6)
+head = torch.optim.SGD([model.bias], lr=1e-6)
+for batch in batches:
+    model.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(body)
+    head.step()
+    scaler.update()
+""",
+        instead="""\
+body = torch.optim.SGD([model.weight], lr=1e-6)
+head = torch.optim.SGD([model.bias], lr=1e-6)
+for batch in batches:
+    model.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(body)
+    scaler.step(head)
+    scaler.update()
+""",
+        advice=(
+            "Call scaler.step(optimizer) for every optimizer.",
+            "Load a checkpoint from before the first direct step if the loss rose.",
+        ),
+    ),
+    Entry(
+        code="GS116",
+        name="gradients-not-cleared",
+        summary="Gradients are not cleared between steps",
+        meaning=(
+            "In all sampled steps, six or more, backward added to the gradients of the "
+            "step before."
+        ),
+        why=(
+            "Every update repeats all earlier gradients, and one that is not finite "
+            "makes every later step fail, at any scale."
+        ),
+        example="""\
+for batch in batches:
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Call optimizer.zero_grad() before every backward pass or after every "
+            "step.",
+        ),
+    ),
+    Entry(
+        code="GS117",
+        name="cleared-before-step",
+        summary="Gradients are cleared between backward and the step",
+        meaning=(
+            "In most of the sampled steps the gradients of backward were gone, or all "
+            "0, when the scaler read them."
+        ),
+        why="Nothing is learned, or only from the last part of each window.",
+        example="""\
+for batch in batches:
+    scaler.scale(loss_of(batch)).backward()
+    optimizer.zero_grad()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+for batch in batches:
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+        advice=("Move zero_grad() before backward or after the step.",),
+    ),
+    Entry(
+        code="GS118",
+        name="scaler-made-anew",
+        summary="A new scaler is made again and again for the same optimizer",
+        meaning=(
+            "One optimizer was stepped by three scalers or more in one process, for "
+            "instance by one for each epoch."
+        ),
+        why=(
+            "Each starts at init_scale: the scale that was found is lost, and the "
+            "steps that find it again are skipped."
+        ),
+        example="""\
+for epoch in range(3):
+    scaler = GradScaler("cuda")
+    for batch in batches:
+        optimizer.zero_grad()
+        scaler.scale(loss_of(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+        instead="""\
+scaler = GradScaler("cuda")
+for epoch in range(3):
+    for batch in batches:
+        optimizer.zero_grad()
+        scaler.scale(loss_of(batch)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+""",
+        advice=(
+            "Create the scaler once, beside the optimizer.",
+            "Across processes, save scaler.state_dict() and load it (GS301).",
+        ),
+    ),
+    Entry(
+        code="GS119",
+        name="not-in-optimizer",
+        summary="Parameters get gradients and are in no optimizer",
+        meaning=(
+            "After the fourth update of a recorded run, trainable parameters of the "
+            "model have a gradient and belong to no optimizer of the process: they "
+            "were left out, or replaced after the optimizer was created."
+        ),
+        why="They keep their initial values.",
+        example="""\
+optimizer = torch.optim.SGD([model.weight], lr=1e-6)  # without the bias
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Create the optimizer after the model is complete, or call "
+            "optimizer.add_param_group().",
+            "If the parameters are to stay fixed, call requires_grad_(False).",
+        ),
+    ),
+    Entry(
+        code="GS120",
+        name="float16-weights",
+        summary="Trainable parameters are float16, without float32 copies",
+        meaning=(
+            "An optimizer steps float16 parameters, and it is none of "
+            "gradscale.torch.optim, which keep float32 copies of them."
+        ),
+        why=(
+            "An update below 2^-11 of a weight is rounded away, and the state of Adam "
+            "underflows: its eps of 1e-8 is 0 in float16. No scale helps."
+        ),
+        example="""\
+model.half()
+scaler = GradScaler("cuda", allow_fp16=True)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(model(batch.half()).float().square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+for batch in batches:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = model(batch).float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Keep the parameters in float32 and compute under torch.autocast.",
+            "Or use an optimizer with float32 copies: from gradscale.torch.optim "
+            "import AdamW.",
+            "If your optimizer keeps float32 copies of its own, there is nothing to "
+            "do.",
+        ),
+    ),
+    Entry(
+        code="GS121",
+        name="nothing-is-float16",
+        summary="Nothing is float16: scaling has no effect",
+        meaning=(
+            "The graph of the loss has no float16 tensor: autocast is missing, does "
+            "not include the forward pass, or has another dtype (bfloat16 is the "
+            "default on the CPU)."
+        ),
+        why=(
+            "Neither speed nor memory is gained, and float32 and bfloat16 have the "
+            "range without a scale."
+        ),
+        example="""\
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(model(batch).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+for batch in batches:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", torch.float16):
+        loss = model(batch).float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "Run the forward pass under torch.autocast(device, dtype=torch.float16).",
+            "To train in float32 or bfloat16, remove the scaler or pass enabled=False.",
+        ),
+    ),
+    Entry(
+        code="GS122",
+        name="stepped-inside-window",
+        summary="step() and update() run several times before gradients are cleared",
+        meaning=(
+            "In most of the sampled steps backward added to the gradients of the step "
+            "before, and in some they had been cleared: the gradients are cleared once "
+            "a window of micro-batches, and step() and update() are called once a "
+            "micro-batch."
+        ),
+        why=(
+            "The first micro-batch of a window is used in every step of it, and the "
+            "scale may change in the middle of a sum."
+        ),
+        example="""\
+for index, batch in enumerate(batches):
+    scaler.scale(loss_of(batch) / 4).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    if index % 4 == 3:
+        optimizer.zero_grad()
+""",
+        instead="""\
+for index, batch in enumerate(batches):
+    scaler.scale(loss_of(batch) / 4).backward()
+    if index % 4 == 3:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+""",
+        advice=(
+            "Call step() and update() once a window, after its last backward pass.",
+            "Or clear the gradients after every step.",
+        ),
+        references=(_AMP_EXAMPLES,),
+    ),
+    Entry(
+        code="GS123",
+        name="update-missing",
+        summary="Losses are scaled, and no step() and update() follow",
+        meaning=(
+            "Between two updates, or after the last one, eight times as many losses "
+            "were scaled as usual, or more: the loop leaves out step() and update(), "
+            "for instance when a norm is not finite. Reported at the end of the run."
+        ),
+        why=(
+            "Only update() lowers the scale. A loop that leaves it out because the "
+            "scale is too high never gets a lower one."
+        ),
+        example="""\
+scaler = GradScaler("cuda", growth_interval=4)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    if not all(param.grad.isfinite().all() for param in model.parameters()):
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+scaler = GradScaler("cuda", growth_interval=4)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(loss_of(batch)).backward()
+    scaler.step(optimizer)  # skips by itself
+    scaler.update()
+""",
+        advice=(
+            "Call scaler.step(optimizer) and scaler.update() in every iteration: the "
+            "scaler skips non-finite steps itself.",
+        ),
+    ),
+    Entry(
         code="GS201",
         name="overflow",
         summary="A gradient was not finite; the step was skipped",
         meaning=(
             "Earlier steps were finite, the loss is finite, and the scale was not "
             "raised just before: a gradient of this batch does not fit. The step is "
-            "skipped, the scale backs off, the weights do not change."
+            "skipped, the scale backs off, the weights do not change. A finding if 20 "
+            "of 100 steps are skipped; it names the scale as the cause only if the "
+            "gradients before were close to 65504 or the scale was just raised."
         ),
         why=(
             "An occasional skip is harmless: one batch with large gradients is lost. "
@@ -661,7 +1075,11 @@ for batch in batches:
         meaning=(
             "The forward pass returned a loss of NaN or infinity. The step is skipped "
             "unless all gradients are finite. By default the scale then backs off as "
-            'in torch, although that cannot help; with guard="raise" it is held.'
+            'in torch, although that cannot help; with guard="raise" it is held. '
+            "Neighbouring lost steps are one episode and one finding, whatever mixture "
+            "of losses, gradients and norms was not finite: after 8 lost steps in a "
+            "row if the location is known, else after 10, or once the run recovers or "
+            "ends."
         ),
         why=(
             "The scale is not the cause and no scale can fix it. A skipped step leaves "
@@ -729,7 +1147,8 @@ scaler.update()
         meaning=(
             "The policy is StaticScale or NoScale and a gradient was not finite. The "
             "step was skipped. The warning is issued once, a few updates later; "
-            "scaler.skipped_steps counts all skips."
+            "scaler.skipped_steps counts all skips. A finding after 10 skips in a row "
+            "or 20 of 100 steps at one scale, also if update(new_scale) keeps it."
         ),
         why=(
             "A fixed scale does not move. If it is too high for this model, every step "
@@ -828,9 +1247,10 @@ scaler.update()
         summary="Gradients are not finite at any scale",
         meaning=(
             "The loss is finite, the gradients are not, and a scale 2^8 times lower "
-            "(2^10 without NaN) has not changed that, step after step. Before the "
-            "first finite step, the scale must also have reached 2^-8, and NaN must "
-            "not have turned into infinity on the way."
+            "(2^10 without NaN) has not changed that over 8 steps in a row or more. "
+            "Before the first finite step, the scale must also have reached 2^-8, and "
+            "NaN must not have turned into infinity on the way. Short episodes are "
+            "GS211."
         ),
         why=(
             "An overflow that is caused by the scale ends when the scale falls. This "
@@ -869,7 +1289,9 @@ for batch in batches:
         meaning=(
             "A fifth of the gradient elements or more, in two samples, were too small "
             "for float16 at this scale; or for a hundred steps every gradient was "
-            "below 2^-14, the smallest normal float16."
+            "below 2^-14, the smallest normal float16; or, in four samples, the same "
+            "layer lost its gradients although 8 bits of headroom were unused. The "
+            "evidence then has the layer."
         ),
         why=(
             "Values below 2^-25 round to 0 in float16. The steps are applied and look "
@@ -894,6 +1316,7 @@ for batch in 2 * batches:
         advice=(
             "With headroom left, raise the scale to the one in the message, or use "
             "DynamicScale.",
+            "One layer only: raise the weight of the loss that reaches it.",
             "Without headroom, the gradients span more than the range of float16: "
             "train in bfloat16, or keep the layers with the largest gradients in "
             "float32.",
@@ -908,8 +1331,9 @@ for batch in 2 * batches:
         meaning=(
             "The scale is several backoffs below its mean over the last 5000 steps, "
             "further than growth and backoff have taken it so far; or gradients have "
-            "grown to sixteen times their usual size and float16 is nearly full. "
-            "Reported once, and again if the fall is twice as deep."
+            "grown to sixteen times their usual size and float16 is nearly full; or "
+            "gradients have grown by six bits since the first steps and the scale has "
+            "fallen by as much. Reported once, and again if the fall is twice as deep."
         ),
         why=(
             "The run is still healthy, and may stay so. But in large runs that were "
@@ -941,6 +1365,48 @@ for batch in 5 * batches:
             "https://github.com/THUDM/GLM-130B/blob/main/logs/main-log-en.md",
             "https://github.com/bigscience-workshop/bigscience/blob/"
             "master/train/tr8-104B-wide/chronicles.md",
+        ),
+    ),
+    Entry(
+        code="GS211",
+        name="nonfinite-with-headroom",
+        summary="Gradients are not finite now and then, and the scale is not the cause",
+        meaning=(
+            "There were several short episodes of non-finite gradients, at different "
+            "scales: three if all had NaN, else five. Before each, the gradients were "
+            "six bits or more below 65504, and the scale had not just been raised."
+        ),
+        why=(
+            "Every one of them lowers the scale, and none needs it: batches are lost, "
+            "and small gradients underflow at the lower scale."
+        ),
+        example="""\
+scaler = GradScaler("cuda", init_scale=2.0**10)
+for step, batch in enumerate(batches):
+    optimizer.zero_grad()
+    loss = loss_of(batch)
+    if step % 12 == 11:
+        loss = loss + (model(batch) - model(batch)).square().sum().sqrt()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        instead="""\
+scaler = GradScaler("cuda", init_scale=2.0**10)
+for step, batch in enumerate(batches):
+    optimizer.zero_grad()
+    loss = loss_of(batch)
+    if step % 12 == 11:
+        loss = loss + ((model(batch) - model(batch)).square().sum() + 1e-6).sqrt()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        advice=(
+            "If they come at equal distances, check the batch that comes back in every "
+            "epoch.",
+            "NaN: look for a root, a norm or a power at 0, 0/0, a mask of infinity.",
+            "Replay such a batch: scaler.diagnose(closure) names the operation.",
         ),
     ),
     Entry(

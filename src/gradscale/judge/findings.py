@@ -17,8 +17,9 @@ class Finding(NamedTuple):
     """One problem or event of a run, reported once per phase, not once per skip.
 
     >>> finding = Finding(
-    ...     code="GS206", where="", step=7, since=7, what="the scaled loss overflowed",
-    ...     cost="1 batch lost", evidence={"scale": "2^16"}, advice=("loss.float()",),
+    ...     code="GS206", cause="loss-overflow", where="", step=7, since=7,
+    ...     what="the scaled loss overflowed", cost="1 batch lost",
+    ...     evidence={"scale": "2^16"}, advice=("loss.float()",),
     ...     more="gradscale explain GS206",
     ... )
     >>> print(finding.text())
@@ -32,8 +33,10 @@ class Finding(NamedTuple):
 
     Attributes:
         code: Its entry in the catalogue.
-        where: The parameter or module, named as in `named_modules()`; empty if
-            unknown.
+        cause: The cause in kebab case, a row of `gradscale.judge.causes`; empty if the
+            evidence shows none.
+        where: The parameter or module, named as in `named_modules()`, or another
+            location in words; empty if unknown.
         step: The step at which it was found.
         since: The step at which it began.
         what: One sentence without a full stop.
@@ -45,6 +48,7 @@ class Finding(NamedTuple):
     """
 
     code: str
+    cause: str
     where: str
     step: int
     since: int
@@ -84,9 +88,12 @@ class Finding(NamedTuple):
         """Return the finding as a JSON object."""
         return {
             "code": self.code,
+            "cause": self.cause,
             "where": self.where,
             "step": self.step,
+            "since": self.since,
             "what": self.what,
+            "cost": self.cost,
             "evidence": dict(self.evidence),
             "advice": list(self.advice),
         }
@@ -123,20 +130,18 @@ class Health(Enum):
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings, most severe first, then in the order of steps.
 
-    A non-finite loss is as severe as the collapse that it causes.
+    A wrong use of the scaler comes before what it may have caused, and a finding with
+    a cause before one without.
     """
-    found = list(findings)
-    caused = any(
-        finding.hopeless and finding.evidence.get("loss_finite") is False
-        for finding in found
-    )
 
-    def severity(finding: Finding) -> tuple[bool, bool, int, int]:
+    def severity(finding: Finding) -> tuple[bool, bool, bool, bool, int, int]:
         rank = _RANK.get(finding.code, len(SEVERITY))
-        grave = finding.hopeless or (caused and finding.code == "GS203")
-        return not grave, finding.normal, rank, finding.step
+        known = bool(finding.cause)
+        misuse = BY_CODE.get(finding.code, _OTHER).misuse
+        hopeless = finding.hopeless
+        return not misuse, not hopeless, finding.normal, not known, rank, finding.since
 
-    return sorted(found, key=severity)
+    return sorted(findings, key=severity)
 
 
 def clear_recovered(findings: Iterable[Finding], healthy_at: int) -> list[Finding]:
@@ -156,49 +161,45 @@ def clear_recovered(findings: Iterable[Finding], healthy_at: int) -> list[Findin
 
 
 def merge_repeats(findings: Iterable[Finding]) -> list[Finding]:
-    """Return one finding for each code and location.
+    """Return one finding for each cause, or code without a cause, and location.
 
     It is the last of its group, or the last hopeless one, with the earliest `since`.
     Its evidence has the number of times: the largest count in the group, or its size.
     """
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        groups.setdefault((finding.code, finding.where), []).append(finding)
+        key = (finding.cause or finding.code, finding.where)
+        groups.setdefault(key, []).append(finding)
     return [_merged(group) for group in groups.values()]
 
 
 def _merged(group: list[Finding]) -> Finding:
-    if len(group) == 1:
-        return group[0]
     hopeless = [finding for finding in group if finding.hopeless]
-    steps = [finding.step for finding in group]
-    counted = max(finding.evidence.get("times", 1) for finding in group)
     kept = (hopeless or group)[-1]
-    times = max(len(group), counted)
+    same = [finding for finding in group if finding.code == kept.code]
+    if len(group) == 1:
+        return kept
+    steps = [finding.step for finding in same]
+    counted = max(finding.evidence.get("times", 1) for finding in same)
+    times = max(len(same), counted)
     first, last = min(steps), max(steps)
-    repeats = f"reported {times} times (steps {first} to {last})"
+    repeats = ""
     if times == 2:
-        repeats = f"reported twice (steps {first} and {last})"
-    elif times > len(group):
-        repeats = f"{times} times (steps {first} to {last})"
+        repeats = f"; reported twice (steps {first} and {last})"
+    elif times > 1:
+        repeats = f"; {times} times (steps {first} to {last})"
+    seen = {"times": times, "first_step": first, "last_step": last}
     return kept._replace(
         since=min(finding.since for finding in group),
-        what=f"{kept.what}; {repeats}",
-        evidence={
-            **kept.evidence,
-            "times": times,
-            "first_step": first,
-            "last_step": last,
-        },
+        what=f"{kept.what}{repeats}",
+        evidence={**kept.evidence, **(seen if repeats else {})},
     )
 
 
 def _place(finding: Finding) -> str:
     """Return the location to print if no tensor or module is named."""
     seen = finding.evidence
-    if seen.get("place_tensor") == "input":
-        return "the batch"
-    if seen.get("loss_finite") is False and finding.code == "GS202":
+    if "loss" in seen and finding.code == "GS202":
         return BY_CODE["GS203"].location
     if seen.get("culprits") and seen.get("tensors"):
         return f"{seen['culprits']} of {seen['tensors']} tensors"

@@ -1,11 +1,15 @@
-"""The history of a run so far, in a fixed number of scalars."""
+"""The history of a run so far, and its episodes, in a fixed number of scalars."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gradscale.core.records import LOST_TOO_MUCH, StepRecord
+from gradscale.judge.trend import TOP, exponent
 
+# Finite steps in a row that end an episode. A bad batch in every short epoch is many
+# episodes, a scale that is raised too often is one.
+ENDED_AFTER = 5
 # Finite steps in a row after which a run has found its scale, or has recovered.
 SETTLED_AFTER = 10
 # Finite steps from the first one on after which the initial scale fits: a later
@@ -14,9 +18,6 @@ FITS_AFTER = 3
 # Steps after the first finite one in which further overflows still count as
 # calibration: batches with larger gradients come one by one.
 SETTLING = 100
-# Non-finite losses in a row that are more than a few bad batches. Live, records of
-# PyTorch are two to five steps old: a run is stopped within thirteen.
-MANY_LOSSES = 8
 # Steps over which the loss is averaged.
 LOSS_MEMORY = 20
 # Factor by which the mean loss must exceed its minimum to count as rising.
@@ -25,6 +26,16 @@ RISEN = 1.5
 FAR_RISEN = 16.0
 # The smallest normal float16. Below it precision is lost; the smallest is 2^-24.
 SMALLEST_NORMAL = 2.0**-14
+# Finite steps over which the largest gradient is kept, at least.
+PEAK_MEMORY = 100
+# Samples in which one layer lost its gradients before a finding, and the headroom
+# that must be unused.
+VANISHED_LAYER = 4
+UNUSED_BITS = 8.0
+# Finite steps that give the gradients of the beginning, and of the present.
+FIRST_STEPS = 20
+# Steps at a new scale in which an overflow is a matter of that scale.
+FRESH_STEPS = 3
 
 
 @dataclass(slots=True)
@@ -34,39 +45,219 @@ class Streak:
     Attributes:
         length: Their number; set to 0 by a step of another kind.
         since: The first of them.
-        origin: The scale before the first of them.
-        nan: Steps among them with a NaN.
-        held: Steps among them at the scale of the one before.
-        last: The scale of the last of them.
-        applied: Steps among them that were applied.
-        skips: Skipped steps in a row, up to the last.
-        after_nan: Steps after the last NaN.
     """
 
     length: int = 0
     since: int = 0
-    origin: float = 0.0
-    nan: int = 0
-    held: int = 0
-    last: float = 0.0
-    applied: int = 0
-    skips: int = 0
-    after_nan: int = 0
 
-    def extend(self, record: StepRecord, origin: float = 0.0) -> None:
-        """Add a step. The first sets the origin: `origin`, or its own scale if 0."""
+    def add(self, step: int, holds: bool) -> None:
+        """Count a step of this kind, or end the streak."""
+        if not holds:
+            self.length = 0
+            return
         if self.length == 0:
-            self.since = record.step
-            self.origin = origin or record.scale
-            self.nan = self.held = self.applied = self.skips = self.after_nan = 0
-        elif record.scale == self.last:
-            self.held += 1
+            self.since = step
         self.length += 1
-        self.nan += record.nan
+
+
+@dataclass(slots=True)
+class Episode:
+    """Steps that were not taken, with fewer than five finite ones between two of them.
+
+    A step counts as lost if it was skipped although there were gradients, or if its
+    loss was not finite.
+
+    Attributes:
+        since: The first lost step.
+        last: The last lost step.
+        scale_from: The scale of the last finite step before it; its own if there is
+            none.
+        scale: The scale of the last lost step.
+        lowest: The lowest scale of a lost step.
+        lost: Lost steps.
+        applied: Lost steps that were applied: their loss was not finite, their
+            gradients were.
+        row: Lost steps in a row, up to the last.
+        finite: Finite steps since the last lost one.
+        taken: Finite steps between lost ones.
+        losses: Steps with a non-finite loss.
+        loss_row: Such steps in a row that were skipped.
+        loss_kind: "nan" or "inf", of the last such loss; empty if it was not read.
+        gradients: Steps with a finite loss and non-finite gradients.
+        gradient_row: Such steps in a row.
+        nan: Steps of `gradient_row` with a NaN.
+        after_nan: Steps of `gradient_row` after the last NaN.
+        held: Steps of `gradient_row` at the scale of the one before.
+        row_from: The scale before the first step of `gradient_row`.
+        scaled_losses: Steps whose scaled loss overflowed.
+        norms: Steps whose norm overflowed.
+        weights: Steps with a non-finite weight.
+        headroom: Bits between the largest gradient of the recent finite steps and
+            65504, at the scale of the first lost step; None if unknown.
+        fresh: The first lost step was among the first steps at its scale.
+        culprit: The first tensor that was not finite at the last skip.
+        culprits: The number of such tensors.
+        reported: The codes of the findings on it.
+        hopeless: One of them is hopeless.
+    """
+
+    since: int
+    scale_from: float
+    headroom: float | None
+    fresh: bool
+    last: int = 0
+    scale: float = 0.0
+    lowest: float = math.inf
+    lost: int = 0
+    applied: int = 0
+    row: int = 0
+    finite: int = 0
+    taken: int = 0
+    losses: int = 0
+    loss_row: int = 0
+    loss_kind: str = ""
+    gradients: int = 0
+    gradient_row: int = 0
+    nan: int = 0
+    after_nan: int = 0
+    held: int = 0
+    row_from: float = 0.0
+    scaled_losses: int = 0
+    norms: int = 0
+    weights: int = 0
+    culprit: str = ""
+    culprits: int = 0
+    reported: tuple[str, ...] = ()
+    hopeless: bool = False
+
+    @property
+    def steps(self) -> int:
+        """All steps of the episode, up to the last lost one."""
+        return self.lost + self.taken
+
+    @property
+    def bits(self) -> float:
+        """By how many bits the scale has fallen since the episode began."""
+        return exponent(self.scale_from) - exponent(self.lowest)
+
+    @property
+    def row_bits(self) -> float:
+        """By how many bits the scale has fallen over `gradient_row`."""
+        return exponent(self.row_from) - exponent(self.scale)
+
+    def add_finite(self) -> bool:
+        """Add a finite step; return whether the episode has ended."""
+        self.finite += 1
+        self.row = self.loss_row = self.gradient_row = 0
+        return self.finite >= ENDED_AFTER
+
+    def add_lost(self, record: StepRecord, culprits: Sequence[str]) -> None:
+        """Add a lost step."""
+        self.taken += self.finite
+        self.finite = 0
+        self.last = record.step
+        self.lost += 1
+        self.row += 1
         self.applied += record.applied
-        self.skips = 0 if record.applied else self.skips + 1
+        self.culprit = culprits[0] if culprits else ""
+        self.culprits = len(culprits)
+        self.weights += not record.weights_finite
+        self.norms += record.finite and not record.norm_finite
+        self.scaled_losses += not record.scaled_loss_finite
+        if record.loss_finite:
+            self.loss_row = 0
+        else:
+            self.losses += 1
+            self.loss_row = 0 if record.applied else self.loss_row + 1
+            self.loss_kind = _kind(record.loss)
+        if _by_gradients(record):
+            self._add_gradients(record)
+        else:
+            # Another cause than the scale: no evidence about other scales.
+            self.gradient_row = 0
+        self.scale = record.scale
+        self.lowest = min(self.lowest, record.scale)
+
+    def _add_gradients(self, record: StepRecord) -> None:
+        self.gradients += 1
+        if self.gradient_row == 0:
+            self.row_from = self.scale or self.scale_from
+            self.nan = self.after_nan = self.held = 0
+        else:
+            self.held += record.scale == self.scale
+        self.gradient_row += 1
+        self.nan += record.nan
         self.after_nan = 0 if record.nan else self.after_nan + 1
-        self.last = record.scale
+
+
+def is_lost(record: StepRecord) -> bool:
+    """Return whether a step with gradients was lost: see `Episode`.
+
+    >>> is_lost(StepRecord(1, 65536.0, applied=True, finite=True))
+    False
+    """
+    sound = record.weights_finite and record.loss_finite and record.norm_finite
+    return not (sound and record.finite)
+
+
+def _by_gradients(record: StepRecord) -> bool:
+    sound = record.weights_finite and record.loss_finite
+    return sound and record.scaled_loss_finite and not record.finite
+
+
+def _kind(loss: float | None) -> str:
+    if loss is None or math.isfinite(loss):
+        return ""
+    return "nan" if math.isnan(loss) else "inf"
+
+
+@dataclass(slots=True)
+class Scattered:
+    """Short episodes of one kind that the run recovered from by itself.
+
+    Attributes:
+        times: Their number.
+        lost: The steps lost in them.
+        since: The first lost step.
+        last: The last lost step.
+        nan: Episodes with a NaN.
+        gap: Steps between the last two.
+        equal_gaps: Gaps in a row of that length.
+        highest, lowest: The scales at which they occurred.
+        headroom: The least headroom before one of them; None if unknown.
+    """
+
+    times: int = 0
+    lost: int = 0
+    since: int = 0
+    last: int = 0
+    nan: int = 0
+    gap: int = 0
+    equal_gaps: int = 0
+    highest: float = 0.0
+    lowest: float = math.inf
+    headroom: float | None = None
+
+    def add(self, episode: Episode) -> None:
+        """Add an episode that has ended."""
+        gap = episode.since - self.last if self.times else 0
+        self.equal_gaps = self.equal_gaps + 1 if gap and gap == self.gap else 0
+        self.gap = gap
+        self.times += 1
+        self.lost += episode.lost
+        self.since = self.since or episode.since
+        self.last = episode.since
+        self.nan += episode.nan > 0 or episode.loss_kind == "nan"
+        self.highest = max(self.highest, episode.scale)
+        self.lowest = min(self.lowest, episode.lowest)
+        if episode.headroom is not None:
+            least = episode.headroom if self.headroom is None else self.headroom
+            self.headroom = min(episode.headroom, least)
+
+    @property
+    def every(self) -> int:
+        """The distance of the episodes, if it is always the same; else 0."""
+        return self.gap if self.equal_gaps >= 1 and self.gap >= 5 else 0
 
 
 @dataclass(slots=True)
@@ -76,17 +267,18 @@ class History:
     Attributes:
         step: The number of the last step.
         steps: Steps with gradients.
-        first_step: The first of them.
+        taken: Steps that were applied with finite weights, loss and gradients.
+        first_step: The first step with gradients.
         first_scale: Its scale.
         fits: The first ones were finite: the initial scale needs no calibration.
         settled: Calibration is over.
         settling: Steps since the first finite one, until settled.
         early_skips: Steps skipped during calibration.
-        finite: Steps in a row with finite weights, loss, gradients and norm.
-        good_scale: The scale of the last such step.
-        healthy_at: The last step that ended ten of them in a row; 0 if there is none.
-        bad: Steps whose loss was finite and whose gradients were not.
-        loss: Steps whose loss was not finite.
+        finite: Finite steps in a row.
+        at_scale: Finite steps in a row at the present scale.
+        good_scale: The scale of the last finite step.
+        healthy_at: The last step that ended ten finite ones in a row; 0 if there is
+            none.
         none: Steps without a gradient.
         tiny: Finite steps with no gradient among the float16 normals.
         lost: Sampled steps, not necessarily neighbours, that lost too much.
@@ -97,15 +289,21 @@ class History:
         loss_last: The last of them.
         loss_before: The one before it.
         loss_known: Some loss was finite, whether or not its value was read.
-        loss_kind: "nan" or "inf", of the last loss that was not finite; empty if its
-            value was not read.
-        culprit: The first tensor that was not finite at the last skip; empty if
-            unknown.
-        culprits: The number of such tensors.
+        layer: A layer whose gradients were lost in the last sample; empty if none.
+        layer_samples: Samples in a row in which it was that layer.
+        layer_since: The first of them.
+        fitting_scale: The highest scale that ten finite steps in a row have fit.
+        size_start: Mean of log2 of the largest unscaled gradient, over the first steps.
+        size: The same over the last ones.
+        sizes: Finite steps with a gradient.
+        top, top_before: log2 of the largest unscaled gradient in this window of finite
+            steps, and in the one before.
+        in_window: Finite steps in this window.
     """
 
     step: int = 0
     steps: int = 0
+    taken: int = 0
     first_step: int = 0
     first_scale: float = 0.0
     fits: bool = False
@@ -113,10 +311,9 @@ class History:
     settling: int = 0
     early_skips: int = 0
     finite: int = 0
+    at_scale: int = 0
     good_scale: float = 0.0
     healthy_at: int = 0
-    bad: Streak = field(default_factory=Streak)
-    loss: Streak = field(default_factory=Streak)
     none: Streak = field(default_factory=Streak)
     tiny: Streak = field(default_factory=Streak)
     lost: Streak = field(default_factory=Streak)
@@ -127,15 +324,27 @@ class History:
     loss_last: float = 0.0
     loss_before: float = 0.0
     loss_known: bool = False
-    loss_kind: str = ""
-    culprit: str = ""
-    culprits: int = 0
+    layer: str = ""
+    layer_samples: int = 0
+    layer_since: int = 0
+    fitting_scale: float = 0.0
+    size_start: float = 0.0
+    size: float = 0.0
+    sizes: int = 0
+    top: float = -math.inf
+    top_before: float = -math.inf
+    in_window: int = 0
 
-    def add(self, record: StepRecord, culprits: Sequence[str]) -> None:
-        """Add the next step."""
+    def add(self, record: StepRecord, lost: bool) -> None:
+        """Add the next step.
+
+        Args:
+            record: The record of the step.
+            lost: See `is_lost`.
+        """
         self.step = record.step
         if not record.read:
-            self.none.extend(record)
+            self.none.add(record.step, True)
             return
         self.none.length = 0
         if self.steps == 0:
@@ -145,38 +354,25 @@ class History:
         self.steps += 1
         if record.loss is not None and math.isfinite(record.loss):
             self._add_loss(record.loss)
-        if record.loss_finite:
-            self.loss_known = True
-            self.loss.length = 0
+        self.loss_known = self.loss_known or record.loss_finite
+        if lost:
+            self.finite = self.at_scale = self.tiny.length = 0
         else:
-            self.loss_kind = _kind(record.loss)
-            self.loss.extend(record)
-        sound = record.weights_finite and record.loss_finite and record.norm_finite
-        if not (sound and record.finite):
-            self._add_bad(record, culprits)
-        else:
-            self.bad.length = 0
-            self.finite += 1
-            self.fits = self.fits or FITS_AFTER == self.steps == self.finite
-            self.good_scale = record.scale
-            if self.finite >= SETTLED_AFTER:
-                self.healthy_at = record.step
-            # An amax of 0 may mean that it was not read; a norm of 0 is always read.
-            known = record.amax > 0.0 or record.grad_norm == 0.0
-            if known and record.amax < SMALLEST_NORMAL:
-                self.tiny.extend(record)
-            else:
-                self.tiny.length = 0
-            if record.lost is not None and record.lost >= LOST_TOO_MUCH:
-                self.lost.extend(record)
-            elif record.lost is not None:
-                self.lost.length = 0
+            self._add_finite(record)
         if not self.settled:
             self.settling += record.calibrated
             skipped = record.loss_finite and not record.finite
             self.early_skips += skipped and not self.fits
             late = self.settling >= SETTLING
             self.settled = late or self.finite >= SETTLED_AFTER
+
+    def headroom(self, scale: float) -> float | None:
+        """Return the bits between the largest recent gradient and 65504 at a scale.
+
+        None before the first finite step.
+        """
+        top = max(self.top, self.top_before)
+        return None if top == -math.inf else TOP - (top + exponent(scale))
 
     def rising(self) -> bool:
         """Return whether the mean loss is well above its minimum."""
@@ -189,6 +385,47 @@ class History:
         lowest = min(self.loss_last, self.loss_before)
         return young and 0.0 < FAR_RISEN * self.loss_start <= lowest
 
+    def _add_finite(self, record: StepRecord) -> None:
+        self.at_scale = self.at_scale + 1 if record.scale == self.good_scale else 1
+        self.finite += 1
+        self.taken += record.applied
+        self.fits = self.fits or FITS_AFTER == self.steps == self.finite
+        self.good_scale = record.scale
+        if self.finite >= SETTLED_AFTER:
+            self.healthy_at = record.step
+            self.fitting_scale = max(self.fitting_scale, record.scale)
+        # An amax of 0 may mean that it was not read; a norm of 0 is always read.
+        known = record.amax > 0.0 or record.grad_norm == 0.0
+        if known and record.amax < SMALLEST_NORMAL:
+            self.tiny.add(record.step, True)
+        else:
+            self.tiny.length = 0
+        if record.lost is not None:
+            self.lost.add(record.step, record.lost >= LOST_TOO_MUCH)
+            self._add_layer(record)
+        if 0.0 < record.amax < math.inf:
+            if self.in_window >= PEAK_MEMORY:
+                self.top_before, self.top, self.in_window = self.top, -math.inf, 0
+            self.in_window += 1
+            size = math.log2(record.amax) - exponent(record.scale)
+            self.top = max(self.top, size)
+            self.sizes += 1
+            self.size += (size - self.size) / min(self.sizes, FIRST_STEPS)
+            if self.sizes <= FIRST_STEPS:
+                self.size_start = self.size
+
+    def _add_layer(self, record: StepRecord) -> None:
+        """Count a sampled step in which a layer has lost its gradients."""
+        headroom = self.headroom(record.scale)
+        unused = headroom is not None and headroom >= UNUSED_BITS
+        if not (record.lost_layer and unused):
+            self.layer, self.layer_samples = "", 0
+            return
+        if record.lost_layer != self.layer:
+            self.layer, self.layer_samples = record.lost_layer, 0
+            self.layer_since = record.step
+        self.layer_samples += 1
+
     def _add_loss(self, loss: float) -> None:
         self.losses += 1
         if self.losses == 1:
@@ -197,21 +434,3 @@ class History:
         self.loss_mean += (loss - self.loss_mean) / min(self.losses, LOSS_MEMORY)
         if self.losses <= LOSS_MEMORY or self.loss_mean < self.loss_low:
             self.loss_low = self.loss_mean
-
-    def _add_bad(self, record: StepRecord, culprits: Sequence[str]) -> None:
-        self.finite = 0
-        self.tiny.length = 0
-        self.culprit = culprits[0] if culprits else ""
-        self.culprits = len(culprits)
-        known = record.finite or not (record.weights_finite and record.loss_finite)
-        if known or not record.scaled_loss_finite:
-            # The cause is not the scale: such steps are no evidence about other scales.
-            self.bad.length = 0
-        else:
-            self.bad.extend(record, self.good_scale)
-
-
-def _kind(loss: float | None) -> str:
-    if loss is None or math.isfinite(loss):
-        return ""
-    return "nan" if math.isnan(loss) else "inf"

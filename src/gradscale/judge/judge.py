@@ -1,26 +1,45 @@
 """Judges the steps of a run in order; used live and on run files."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from bisect import insort
+from collections import deque
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from gradscale.core.records import StepRecord, Verdict, classify
 from gradscale.judge import build
-from gradscale.judge.build import Context
+from gradscale.judge.build import Context, Window, scale_is_blamed
 from gradscale.judge.findings import Finding
-from gradscale.judge.history import MANY_LOSSES, SETTLED_AFTER, History
-from gradscale.judge.trend import Trend, exponent
+from gradscale.judge.history import (
+    FIRST_STEPS,
+    FRESH_STEPS,
+    SETTLED_AFTER,
+    VANISHED_LAYER,
+    Episode,
+    History,
+    Scattered,
+    is_lost,
+)
+from gradscale.judge.observations import Observations
+from gradscale.judge.trend import Alarm, Trend, exponent
 from gradscale.judge.verdict_table import Skip, verdicts_where
 
-# Steps in a row at a fixed scale, or without a gradient, before a finding.
+# Lost steps in a row before an episode is hopeless, and before it is reported at all
+# events. Live, records of PyTorch are two to five steps old: a hopeless run is stopped
+# within sixteen. The module hooks have observed a location by then.
 HOPELESS_AFTER = 10
+# The same for an episode whose location is known.
+LOCATED_AFTER = 8
+# Non-finite losses that make a mixed episode hopeless.
+SOME_LOSSES = 3
 # Skips in a window of steps that make a finding, and that end it.
 WINDOW = 100
 TOO_MANY_SKIPS = 20
 FEW_SKIPS = 5
 # Finite steps in a row, or samples, with vanishing gradients before a finding.
 VANISHED_STEPS = 100
-VANISHED_SAMPLES = 2
+VANISHED_SAMPLES = 3
 # Gradients that stay non-finite over this many bits of scale are so at any scale:
 # with NaN, or with infinity only. Recorded runs drop by up to 8 bits from one batch to
 # the next, never for as many steps in a row.
@@ -30,6 +49,12 @@ GENUINE_BITS_INF = 10.0
 # Before the first finite step, NaN may come from infinity minus infinity: the scale
 # must also have fallen far below 1, where losses of raw data may still fit.
 GENUINE_SCALE = 2.0**-8
+# Short episodes with headroom before the scale is acquitted: with NaN, or infinity.
+ACQUITTED_NAN = 3
+ACQUITTED_INF = 5
+# Bits by which gradients must have grown since the beginning of the run, and by which
+# the scale must have fallen below one that fitted, for an alarm.
+GROWN_BITS = 6.0
 
 _SCALE_SKIPS = verdicts_where(lambda row: row.skip is Skip.SCALE)
 # The backoff after these skips is no sign of a falling scale.
@@ -48,47 +73,11 @@ class Judgement(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-@dataclass(slots=True)
-class Reported:
-    """Findings that were already reported, and counters towards the next ones.
-
-    Attributes:
-        trouble: The code of the hopeless finding in force; empty if there is none.
-        losses: Episodes of non-finite losses so far.
-        in_losses: The present episode is counted.
-        scaled: Episodes in which the scaled loss overflowed.
-        in_scaled: The present episode is counted.
-        norms: Episodes in which the norm overflowed.
-        in_norms: The present episode is counted.
-        frequent_skips: Too many skips were reported.
-        vanished: Vanishing gradients were reported.
-        window: Steps in the present window.
-        window_since: The first of them.
-        window_skips: Skips among them.
-        window_held: Those at the scale of the skip before.
-        skip_scale: The scale of the last skip.
-    """
-
-    trouble: str = ""
-    losses: int = 0
-    in_losses: bool = False
-    scaled: int = 0
-    in_scaled: bool = False
-    norms: int = 0
-    in_norms: bool = False
-    frequent_skips: bool = False
-    vanished: bool = False
-    window: int = 0
-    window_since: int = 0
-    window_skips: int = 0
-    window_held: int = 0
-    skip_scale: float = 0.0
-
-
 class Judge:
     """Judges the steps of a run and reports each finding once.
 
-    Deterministic, with a state of fixed size: the same records give the same findings.
+    Deterministic, with a state of bounded size: the same records and observations give
+    the same findings.
 
     >>> judge = Judge()
     >>> for step in range(1, 101):
@@ -110,7 +99,17 @@ class Judge:
         self.tensors = tensors
         self._history = History()
         self._trend = Trend()
-        self._reported = Reported()
+        self._observations = Observations()
+        self._early: deque[tuple[int, Mapping[str, Any]]] = deque()
+        self._episode: Episode | None = None
+        self._last_episode: Episode | None = None
+        # Codes of misuse, and of vanishing gradients, that were reported.
+        self._reported: set[str] = set()
+        self._bad_losses = Scattered()
+        self._acquitted = Scattered()
+        self._overflows = {"GS204": 0, "GS206": 0}
+        self._window = Window()
+        self._frequent = False
 
     @property
     def settled(self) -> bool:
@@ -125,6 +124,24 @@ class Judge:
         """
         return self._history.healthy_at
 
+    @property
+    def not_judged(self) -> tuple[str, ...]:
+        """What could not be judged so far, and why, a sentence each."""
+        return self._observations.not_judged
+
+    def observe(self, step: int, data: Mapping[str, Any]) -> None:
+        """Add an observation; it counts from the step of its number on.
+
+        Args:
+            step: In any order: evidence on a judged step arrives after observations
+                of later ones.
+            data: See `gradscale.judge.observations`.
+        """
+        if self._early and step < self._early[-1][0]:
+            insort(self._early, (step, data), key=itemgetter(0))
+        else:
+            self._early.append((step, data))
+
     def see(self, record: StepRecord, culprits: Sequence[str] = ()) -> Judgement:
         """Judge the next step.
 
@@ -133,196 +150,286 @@ class Judge:
             culprits: The names of the tensors that were not finite.
         """
         history = self._history
-        losses, was_settled = history.loss.length, history.settled
-        history.add(record, culprits)
-        verdict = classify(record)
-        if verdict in _SCALE_SKIPS:
-            verdict = self._verdict_of_overflow(verdict)
-        elif verdict is Verdict.OK and history.tiny.length >= VANISHED_STEPS:
-            verdict = Verdict.UNDERFLOW
         found: list[Finding] = []
+        observed = bool(self._early) and self._take_observations(record.step)
+        good_scale, at_scale, was_settled = (
+            history.good_scale,
+            history.at_scale,
+            history.settled,
+        )
+        lost = is_lost(record)
+        history.add(record, lost)
+        if record.read and lost:
+            if self._episode is None:
+                # A scale that was just reached, or is being found.
+                fresh = not was_settled or at_scale < FRESH_STEPS or record.grown
+                fresh = fresh or record.scale != good_scale
+                headroom = history.headroom(record.scale)
+                self._episode = Episode(
+                    record.step, good_scale or record.scale, headroom, fresh
+                )
+            self._episode.add_lost(record, culprits)
+        verdict = self._verdict(record)
+        if observed:
+            self._check_misuse(self._context(record), found)
         if verdict is Verdict.NO_GRADIENTS:
-            self._check_no_gradients(record, found)
+            if history.none.length == HOPELESS_AFTER:
+                found.append(build.no_gradients(self._context(record)))
             return Judgement(verdict, tuple(found))
-        if losses:
-            self._check_recovered_loss(record, losses, found)
-        if history.finite:
-            self._check_finite_step(record, was_settled, found)
+        if lost:
+            self._check_lost(self._context(record), verdict, found)
         else:
-            self._check_hopeless(record, verdict, found)
-            self._check_repeated(record, verdict, found)
+            self._check_finite(record, was_settled, found)
         self._check_skip_rate(record, verdict, found)
         if history.settled:
-            reported = self._reported
-            blamed = bool(reported.trouble) or verdict in _BLAMED
-            alarm = self._trend.add(record, blamed=blamed)
-            if alarm and not reported.trouble:
-                found.append(build.falling_scale(self._context(record), alarm))
+            self._check_trend(record, verdict, found)
         return Judgement(verdict, tuple(found))
 
     def end(self) -> tuple[Finding, ...]:
         """Return the findings still open if the run ends here. Changes nothing."""
-        run, reported = self._history.loss, self._reported
-        if reported.trouble or reported.in_losses or not run.length:
-            return ()
-        # The record of the last step is not kept; the streak has its scale.
-        record = StepRecord(self._history.step, run.last, False, False, False)
-        context, times = self._context(record), reported.losses + 1
-        found = build.nonfinite_loss(
-            context, run.length, times, over=False, hopeless=False
-        )
-        return (found,)
+        observations = deepcopy(self._observations)
+        for each in self._early:
+            observations.add(*each)
+        # The record of the last step is not kept.
+        record = StepRecord(self._history.step, self._history.good_scale, True, True)
+        context = self._context(record)._replace(observations=observations)
+        found = [
+            build.misuse(context, code)
+            for code in observations.misused()
+            if code not in self._reported
+        ]
+        episode = self._episode
+        if episode is not None and episode.losses and not episode.reported:
+            found.append(
+                build.nonfinite_loss(context, episode, recovered=None, hopeless=False)
+            )
+        return tuple(found)
 
-    def _verdict_of_overflow(self, verdict: Verdict) -> Verdict:
-        """Refine the verdict on an overflow by the steps before it."""
-        if is_genuine(self._history):
-            return Verdict.GENUINE
-        known = self._history.settled or self._history.fits
-        return verdict if known else Verdict.CALIBRATING
+    def _take_observations(self, step: int) -> bool:
+        """Count the observations up to a step; return whether there are any."""
+        taken = False
+        while self._early and self._early[0][0] <= step:
+            self._observations.add(*self._early.popleft())
+            taken = True
+        return taken
 
     def _context(self, record: StepRecord) -> Context:
-        return Context(record, self._history, self._trend, self.tensors)
+        return Context(
+            record,
+            self._history,
+            self._trend,
+            self._observations,
+            self.tensors,
+            self._last_episode,
+        )
 
-    def _check_no_gradients(self, record: StepRecord, found: list[Finding]) -> None:
-        if self._history.none.length == HOPELESS_AFTER:
-            found.append(build.no_gradients(self._context(record)))
+    def _verdict(self, record: StepRecord) -> Verdict:
+        """Return the verdict on a step, refined by the steps before it."""
+        history, verdict = self._history, classify(record)
+        if verdict in _SCALE_SKIPS and self._episode is not None:
+            if is_genuine(self._episode, settled=history.settled):
+                return Verdict.GENUINE
+            known = history.settled or history.fits
+            return verdict if known else Verdict.CALIBRATING
+        if verdict is Verdict.OK and history.tiny.length >= VANISHED_STEPS:
+            return Verdict.UNDERFLOW
+        return verdict
 
-    def _check_recovered_loss(
-        self, record: StepRecord, steps: int, found: list[Finding]
+    def _check_lost(
+        self, context: Context, verdict: Verdict, found: list[Finding]
     ) -> None:
-        """Report non-finite losses once the loss is finite again."""
-        reported = self._reported
-        if self._history.loss.length:
+        """Report an episode once it is clear what it is; once."""
+        episode = self._episode
+        assert episode is not None
+        if verdict in (Verdict.LOSS_OVERFLOW, Verdict.NORM_OVERFLOW):
+            self._check_overflow(context, verdict.code, episode, found)
+        if episode.hopeless:
             return
-        if not (reported.in_losses or reported.trouble):
-            self._report_loss(record, steps, found, over=True)
-        reported.in_losses = False
-
-    def _report_loss(
-        self, record: StepRecord, steps: int, found: list[Finding], *, over: bool
-    ) -> None:
-        """Report non-finite losses, in the 1st, 2nd, 4th, 8th, ... episode."""
-        times = self._count_losses()
-        if _is_power_of_two(times):
-            context = self._context(record)
-            found.append(
-                build.nonfinite_loss(context, steps, times, over=over, hopeless=False)
-            )
-
-    def _count_losses(self) -> int:
-        """Return the number of the present episode, and count it once."""
-        reported = self._reported
-        reported.losses += not reported.in_losses
-        reported.in_losses = True
-        return reported.losses
-
-    def _check_finite_step(
-        self, record: StepRecord, was_settled: bool, found: list[Finding]
-    ) -> None:
-        history, reported = self._history, self._reported
-        if history.finite >= SETTLED_AFTER:
-            reported.trouble = ""
-            reported.in_scaled = reported.in_norms = False
-            moved = record.scale != history.first_scale
-            if history.early_skips and moved and not was_settled:
-                found.append(build.calibrated(self._context(record)))
-        enough = history.lost.length >= VANISHED_SAMPLES
-        if enough or history.tiny.length >= VANISHED_STEPS:
-            if not reported.vanished:
-                found.append(build.underflow(self._context(record)))
-            reported.vanished = True
-        elif not (history.lost.length or history.tiny.length):
-            reported.vanished = False
-
-    def _check_hopeless(
-        self, record: StepRecord, verdict: Verdict, found: list[Finding]
-    ) -> None:
-        """Report a run that cannot recover; once, until it is healthy again."""
-        if self._reported.trouble:
-            return
-        context, history = self._context(record), self._history
-        run, loss = history.bad, history.loss
-        if not record.weights_finite:
-            found.append(build.nonfinite_weights(context))
+        finding: Finding | None = None
+        enough = LOCATED_AFTER if self._located(episode) else HOPELESS_AFTER
+        mixed = episode.row >= enough and episode.losses >= SOME_LOSSES
+        if not context.record.weights_finite:
+            finding = build.nonfinite_weights(context, episode)
         elif verdict is Verdict.COLLAPSE:
-            found.append(build.collapse(context))
-        elif loss.skips >= MANY_LOSSES:
-            losses = loss.length, self._count_losses()
-            lost = build.nonfinite_loss(context, *losses, over=False, hopeless=True)
-            found.append(lost)
+            finding = build.collapse(context, episode)
+        elif episode.loss_row >= enough or (mixed and not episode.applied):
+            finding = build.nonfinite_loss(
+                context, episode, recovered=None, hopeless=True
+            )
         elif verdict is Verdict.GENUINE:
-            found.append(build.genuine(context))
-        elif run.length >= HOPELESS_AFTER and run.held == run.length - 1:
-            counts = run.length, run.length, run.since
-            found.append(build.fixed_scale(context, *counts))
-        else:
-            self._check_useless_loss(record, found)
-            return
-        self._reported.trouble = found[-1].code
+            finding = build.genuine(context, episode)
+        elif self._is_fixed(episode):
+            row = episode.gradient_row
+            window = Window(episode.since, row, row, row)
+            if "GS205" not in episode.reported:
+                finding = build.frequent_skips(context, episode, window, fixed=True)
+        elif (
+            episode.applied >= LOCATED_AFTER <= episode.losses and not episode.reported
+        ):
+            finding = build.nonfinite_loss(
+                context, episode, recovered=None, hopeless=False
+            )
+        if finding is not None:
+            self._report(finding, found)
 
-    def _check_useless_loss(self, record: StepRecord, found: list[Finding]) -> None:
-        """Report a loss that is not finite although steps are applied."""
-        steps = self._history.loss.length
-        if steps >= MANY_LOSSES and not self._reported.in_losses:
-            self._report_loss(record, steps, found, over=False)
+    def _is_fixed(self, episode: Episode) -> bool:
+        """Return whether the scale stays although no step was taken."""
+        row = episode.gradient_row
+        return row >= HOPELESS_AFTER and episode.held == row - 1
 
-    def _check_repeated(
-        self, record: StepRecord, verdict: Verdict, found: list[Finding]
+    def _located(self, episode: Episode) -> bool:
+        return "place" in self._observations.of_episode(episode)
+
+    def _report(self, finding: Finding, found: list[Finding]) -> None:
+        found.append(finding)
+        if self._episode is not None:
+            self._episode.reported += (finding.code,)
+            self._episode.hopeless = self._episode.hopeless or finding.hopeless
+
+    def _check_overflow(
+        self, context: Context, code: str, episode: Episode, found: list[Finding]
     ) -> None:
         """Report overflowing losses and norms, in the 1st, 2nd, 4th, ... episode."""
-        reported = self._reported
-        if verdict is Verdict.LOSS_OVERFLOW and not reported.in_scaled:
-            reported.in_scaled = True
-            reported.scaled += 1
-            if _is_power_of_two(reported.scaled):
-                context = self._context(record)
-                found.append(build.loss_overflow(context, reported.scaled))
-        if verdict is Verdict.NORM_OVERFLOW and not reported.in_norms:
-            reported.in_norms = True
-            reported.norms += 1
-            if _is_power_of_two(reported.norms):
-                found.append(build.norm_overflow(self._context(record), reported.norms))
+        if code in episode.reported:
+            return
+        self._overflows[code] += 1
+        times = self._overflows[code]
+        make = build.loss_overflow if code == "GS206" else build.norm_overflow
+        if _is_power_of_two(times):
+            self._report(make(context, episode, times), found)
+        else:
+            episode.reported += (code,)
+
+    def _check_finite(
+        self, record: StepRecord, was_settled: bool, found: list[Finding]
+    ) -> None:
+        history = self._history
+        if self._episode is not None and self._episode.add_finite():
+            self._end_episode(self._context(record), self._episode, found)
+            self._last_episode, self._episode = self._episode, None
+        if history.finite >= SETTLED_AFTER and not was_settled:
+            moved = record.scale != history.first_scale
+            if history.early_skips and moved:
+                found.append(build.calibrated(self._context(record)))
+        vanished = (
+            history.lost.length >= VANISHED_SAMPLES
+            or history.tiny.length >= VANISHED_STEPS
+            or history.layer_samples >= VANISHED_LAYER
+        )
+        if (
+            vanished
+            and self._observations.uses_float16
+            and "GS209" not in self._reported
+        ):
+            self._reported.add("GS209")
+            found.append(build.underflow(self._context(record)))
+        elif not (history.lost.length or history.tiny.length or history.layer):
+            self._reported.discard("GS209")
+
+    def _end_episode(
+        self, context: Context, episode: Episode, found: list[Finding]
+    ) -> None:
+        """Report an episode that the run has recovered from, if it was not normal."""
+        if episode.reported:
+            return
+        if episode.losses:
+            self._bad_losses.add(episode)
+            if _is_power_of_two(self._bad_losses.times):
+                found.append(
+                    build.nonfinite_loss(
+                        context, episode, recovered=self._bad_losses, hopeless=False
+                    )
+                )
+        elif episode.gradients and not scale_is_blamed(episode):
+            seen = self._acquitted
+            seen.add(episode)
+            enough = ACQUITTED_NAN if seen.nan == seen.times else ACQUITTED_INF
+            at_scales = seen.highest > seen.lowest
+            whole, rest = divmod(seen.times, enough)
+            if at_scales and not rest and _is_power_of_two(whole):
+                found.append(build.with_headroom(context, episode, seen))
 
     def _check_skip_rate(
         self, record: StepRecord, verdict: Verdict, found: list[Finding]
     ) -> None:
         """Report too many skips among the last hundred steps."""
-        reported = self._reported
-        if reported.window == 0:
-            reported.window_since = record.step
-        reported.window += 1
-        if verdict is Verdict.OVERFLOW:
-            reported.window_skips += 1
-            reported.window_held += record.scale == reported.skip_scale
-            reported.skip_scale = record.scale
-            full = reported.window_skips >= TOO_MANY_SKIPS
-            if full and not (reported.frequent_skips or reported.trouble):
-                reported.frequent_skips = True
-                held = reported.window_held >= TOO_MANY_SKIPS - 1
-                finding = build.fixed_scale if held else build.frequent_skips
-                since = reported.window_since
-                counts = reported.window_skips, reported.window, since
-                found.append(finding(self._context(record), *counts))
-        if reported.window >= WINDOW:
-            many = reported.window_skips > FEW_SKIPS
-            reported.frequent_skips = reported.frequent_skips and many
-            reported.window = reported.window_skips = reported.window_held = 0
+        window = self._window
+        if window.steps == 0:
+            window.since = record.step
+        window.steps += 1
+        if verdict in (Verdict.OVERFLOW, Verdict.PROBING):
+            window.skips += 1
+            window.held += record.scale == window.last_scale
+            window.growths += record.grown
+            window.last_scale = record.scale
+            episode = self._episode
+            full = window.skips >= TOO_MANY_SKIPS and not self._frequent
+            if full and episode is not None and not _is_explained(episode):
+                self._frequent = True
+                fixed = window.held >= TOO_MANY_SKIPS - 1
+                if not {"GS201", "GS205"} & {*episode.reported}:
+                    context = self._context(record)
+                    self._report(
+                        build.frequent_skips(context, episode, window, fixed=fixed),
+                        found,
+                    )
+        if window.steps >= WINDOW:
+            self._frequent = self._frequent and window.skips > FEW_SKIPS
+            self._window = Window(last_scale=window.last_scale)
+
+    def _check_misuse(self, context: Context, found: list[Finding]) -> None:
+        """Report wrong uses of the scaler, each once."""
+        for code in self._observations.misused():
+            if code not in self._reported:
+                self._reported.add(code)
+                found.append(build.misuse(context, code))
+
+    def _check_trend(
+        self, record: StepRecord, verdict: Verdict, found: list[Finding]
+    ) -> None:
+        episode = self._episode
+        trouble = episode is not None and _is_explained(episode)
+        blamed = trouble or verdict in _BLAMED
+        if verdict in _SCALE_SKIPS and episode is not None:
+            blamed = blamed or not scale_is_blamed(episode)
+        alarm = self._trend.add(record, blamed=blamed) or self._growth()
+        if alarm and not trouble:
+            context = self._context(record)
+            found.append(build.falling_scale(context, episode, alarm))
+
+    def _growth(self) -> Alarm | None:
+        """Return an alarm once gradients have grown from the beginning on."""
+        history = self._history
+        if "growth" in self._reported or history.sizes < 2 * FIRST_STEPS:
+            return None
+        if history.size - history.size_start < GROWN_BITS:
+            return None
+        fitting = exponent(history.fitting_scale)
+        if fitting - exponent(history.good_scale) < GROWN_BITS:
+            return None
+        self._reported.add("growth")
+        first, now = history.size_start, history.size
+        return Alarm("gradients", history.step, history.first_step, first, now)
 
 
-def is_genuine(history: History) -> bool:
-    """Return whether the last bad steps would be non-finite at any scale. Pure."""
-    run = history.bad
-    if run.length < GENUINE_STEPS:
+def is_genuine(episode: Episode, *, settled: bool) -> bool:
+    """Return whether the last lost steps would be non-finite at any scale. Pure."""
+    if episode.gradient_row < GENUINE_STEPS:
         return False
-    bits = exponent(run.origin) - exponent(run.last)
-    if history.settled:
-        all_nan = run.nan == run.length
+    bits = episode.row_bits
+    if settled:
+        all_nan = episode.nan == episode.gradient_row
         return bits >= (GENUINE_BITS_NAN if all_nan else GENUINE_BITS_INF)
     # NaN has turned into infinity: a lower scale does make a difference.
-    better = run.nan > 0 and 0 < run.after_nan < GENUINE_STEPS
-    low = run.last <= GENUINE_SCALE
+    better = episode.nan > 0 and 0 < episode.after_nan < GENUINE_STEPS
+    low = episode.scale <= GENUINE_SCALE
     return low and bits >= GENUINE_BITS_NAN and not better
 
 
+def _is_explained(episode: Episode) -> bool:
+    """Return whether a finding that is not about the scale was reported on it."""
+    return episode.hopeless or "GS203" in episode.reported
+
+
 def _is_power_of_two(number: int) -> bool:
-    return number & (number - 1) == 0
+    return number > 0 and number & (number - 1) == 0

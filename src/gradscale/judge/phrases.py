@@ -13,7 +13,7 @@ Evidence = Mapping[str, Any]
 def in_words(evidence: Evidence) -> str:
     """Return the evidence as phrases, separated by semicolons.
 
-    >>> in_words({"since": 90, "loss": "nan", "over": True, "finite_before": True})
+    >>> in_words({"since": 90, "loss": "nan", "recovered": True, "finite_before": True})
     'the loss was NaN, finite before and after'
     >>> in_words({"applied": "x", "floor_steps": 3})
     '3 steps in a row at the floor; applied x'
@@ -43,11 +43,11 @@ def _shown(value: object) -> str:
 def _loss(seen: Evidence) -> str:
     names = {"nan": "NaN", "inf": "infinite", "not finite": "not finite"}
     loss = f"the loss was {names.get(seen['loss'], _shown(seen['loss']))}"
-    before, after = seen.get("finite_before"), seen.get("over")
+    before, after = seen.get("finite_before"), seen.get("recovered")
     when = [word for word, holds in (("before", before), ("after", after)) if holds]
     if when:
         return f"{loss}, finite {' and '.join(when)}"
-    return f"{loss}, never finite before" if before is False else loss
+    return f"{loss}, no step was taken before" if before is False else loss
 
 
 def _taken(seen: Evidence) -> str:
@@ -57,9 +57,7 @@ def _taken(seen: Evidence) -> str:
 
 
 def _skips(seen: Evidence) -> str:
-    if "of" in seen:
-        return f"{seen['steps']} of {seen['of']} steps skipped"
-    return f"{seen['steps']} steps in a row" if seen["steps"] > 1 else ""
+    return f"{seen['steps']} of {seen.get('of', seen['steps'])} steps lost"
 
 
 def _times(seen: Evidence) -> str:
@@ -72,8 +70,8 @@ def _scale(seen: Evidence) -> str:
     scale, first = seen.get("scale"), seen.get("scale_from")
     if scale is None or first in (None, scale):
         return f"S = {scale or first}"
-    bits = f" by {seen['bits']:g} bits" if "bits" in seen else ""
-    return f"S fell{bits} from {first} to {scale}"
+    bits = f" by {seen['bits']:g} bits" if seen.get("bits") else ""
+    return f"S went{bits} from {first} to {scale}"
 
 
 def _signal(seen: Evidence) -> str:
@@ -106,6 +104,15 @@ def _steps_before(seen: Evidence) -> str:
     return f"{number} earlier step{'' if number == 1 else 's'}"
 
 
+def _weights(seen: Evidence) -> str:
+    first, now = seen["weight_from"], seen["weight_to"]
+    return f"largest weight {first:.3g} at first and {now:.3g} now"
+
+
+def _number_of(words: str, name: str) -> Callable[[Evidence], str]:
+    return lambda seen: f"{seen[name]} {words}" if seen[name] else ""
+
+
 def _either(name: str, yes: str, no: str = "") -> Callable[[Evidence], str]:
     return lambda seen: yes if seen[name] else no
 
@@ -115,18 +122,29 @@ def _filled(text: str) -> Callable[[Evidence], str]:
 
 
 # Printed elsewhere in a finding, or only for programs.
-_SILENT: tuple[str, ...] = (
-    "since",
-    "room",
-    "place_at",
-    "place_module",
-    "place_direction",
+_SILENT = frozenset(
+    (
+        *("since", "room", "at_rate", "scale_blamed", "fixed", "every", "weight"),
+        *("above_float32", "cleared_early", "parameter", "missing", "scalers"),
+        *(
+            "layer",
+            "perhaps_unscaled",
+            "skips",
+            "norm",
+            "peak",
+            "late_backward",
+            "unused_losses",
+        ),
+        *("beyond_rate", "weight_name"),
+        *("place_at", "place_module", "place_direction", "place_operation"),
+        *("place_tensor", "place_kind", "place_word", "place_instead", "place_peak"),
+    )
 )
-_SILENT += ("place_operation", "place_tensor", "place_kind", "place_instead")
 # The names of each phrase; it is used if the first of them is present.
 _PHRASES: tuple[tuple[tuple[str, ...], Callable[[Evidence], str]], ...] = (
     (("place", "place_step"), _place),
-    (("loss", "finite_before", "over"), _loss),
+    (("loss", "finite_before", "recovered"), _loss),
+    (("value",), _filled("the loss was {value:.4g}")),
     (
         ("nan",),
         _either("nan", "NaN gradients", "infinite gradients, no NaN"),
@@ -136,12 +154,26 @@ _PHRASES: tuple[tuple[tuple[str, ...], Callable[[Evidence], str]], ...] = (
         _either("loss_finite", "the loss was finite", "the loss was not finite"),
     ),
     (("applied",), _taken),
+    (("finite_before",), _either("finite_before", "", "no step was taken before")),
     (("steps", "of"), _skips),
     (("floor_steps",), _filled("{floor_steps} steps in a row at the floor")),
     (("times", "first_step", "last_step"), _times),
     (("mended",), _either("mended", "ten finite steps in a row followed")),
     (("signal", "usual_log2", "now_log2", "bits"), _signal),
     (("scale_from", "scale", "bits", "fallen"), _scale),
+    (("bits",), lambda seen: ""),
+    (
+        ("growths",),
+        lambda seen: (
+            f"{seen['growths']} right after a growth" if seen["growths"] else ""
+        ),
+    ),
+    (("weight_from", "weight_to"), _weights),
+    (("rate",), _filled("learning rate {rate:g}")),
+    (("uncleared",), _either("uncleared", "gradients are not cleared")),
+    (("buffers",), _filled("the buffer {buffers} is not finite")),
+    (("float16_params",), _number_of("float16 weights", "float16_params")),
+    (("direct_steps",), _number_of("direct steps of the optimizer", "direct_steps")),
     (("scale",), _scale),
     (("at_floor",), _either("at_floor", "S is at its floor")),
     (("falling",), _either("falling", "S is falling", "S is stable")),

@@ -40,7 +40,8 @@ class Alarm(NamedTuple):
     """One early warning.
 
     Attributes:
-        signal: "scale", which has fallen, or "headroom", which is nearly used up.
+        signal: "scale", which has fallen, "headroom", which is nearly used up, or
+            "gradients", which have grown since the first steps.
         step: The step of the alarm.
         since: The step after the last one with usual values.
         usual: The mean of log2 of the scale, or of the largest unscaled gradient.

@@ -2,13 +2,13 @@
 
 A new verdict needs a member of `gradscale.core.records.Verdict`, a row here, an entry
 in `gradscale.judge.catalogue` and, if it is reported, a builder in
-`gradscale.judge.build` with its advice in `gradscale.judge.advice`.
+`gradscale.judge.build` with its causes in `gradscale.judge.causes`.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradscale.core.records import Verdict
 
@@ -62,6 +62,7 @@ class Row:
         named_by_tensor: The tensor is a better location than the module.
         warned: Reported as a warning by the scaler, not by the monitor.
         raised: Raised by the scaler at the floor, whatever its guard is.
+        misuse: A wrong use of the scaler, which comes before its consequences.
         look: The appearance in charts; None if there is no verdict.
     """
 
@@ -69,7 +70,7 @@ class Row:
     verdict: Verdict | None = None
     skip: Skip = Skip.NONE
     hopeless: bool = False
-    implies: Mapping[str, bool] = field(default_factory=dict)
+    implies: Mapping[str, Any] = field(default_factory=dict)
     after_finite: bool = False
     phase_after: int = LASTING
     location: str = "the backward pass"
@@ -78,6 +79,7 @@ class Row:
     named_by_tensor: bool = False
     warned: bool = False
     raised: bool = False
+    misuse: bool = False
     look: Look | None = None
 
     @property
@@ -145,6 +147,16 @@ TABLE = (
         raised=True,
         look=Look(1, "C", "bold red", "#882255", "triangle-down"),
     ),
+    *(
+        Row(code=code, location="the training loop", misuse=True)
+        for code in ("GS104", "GS112", "GS113", "GS114", "GS115", "GS116", "GS117")
+    ),
+    Row(code="GS122", location="the training loop", misuse=True),
+    Row(code="GS123", location="the training loop", misuse=True),
+    Row(code="GS118", location="the training loop", misuse=True),
+    Row(code="GS119", location="the optimizer", misuse=True),
+    Row(code="GS120", location="the weights", misuse=True),
+    Row(code="GS211", located=True),
     Row(code="GS205", located=True, warned=True),
     Row(
         code="GS201",
@@ -185,6 +197,7 @@ TABLE = (
         warned=True,
         look=Look(7, "-", "yellow", "#999999", "square"),
     ),
+    Row(code="GS121", location="the forward pass"),
     Row(code="GS001"),
     Row(
         code="GS002",

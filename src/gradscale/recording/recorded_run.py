@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from gradscale.core.records import StepRecord
+from gradscale.core.records import StepRecord, Verdict
 from gradscale.errors import HopelessRun
 from gradscale.judge.findings import Finding
 from gradscale.judge.judge import Judge, Judgement
@@ -57,13 +57,15 @@ class RecordedRun:
         versions: Versions of the framework, for the bundle.
         reported_elsewhere: Codes of findings that the framework room reports itself;
             they are recorded and not printed.
-        raised_elsewhere: Codes of findings for which the framework room raises itself.
+        raised_elsewhere: Codes of findings for which the framework room raises itself,
+            in the call that gets a `state`. They are not printed: see `raised_text`.
 
     Attributes:
         judge: Judges the steps.
         recorder: As given.
         hopeless: The error for a run that no scale can help, once it is found and
             `guard` is "raise". The caller raises it once all its steps are recorded.
+        raised_text: The text of the last finding in `raised_elsewhere`, for the error.
         records: The last steps, for a bundle.
     """
 
@@ -91,6 +93,8 @@ class RecordedRun:
         self._raised_elsewhere = frozenset(raised_elsewhere)
         self._last_finding: Finding | None = None
         self.hopeless: HopelessRun | None = None
+        self.raised_text = ""
+        self._closed = False
 
     @property
     def observed(self) -> bool:
@@ -125,6 +129,8 @@ class RecordedRun:
             state: Returns the scaler's state, for the bundle of a run that is stopped;
                 None to stop nothing.
         """
+        if self.recorder is not None:
+            record = self.recorder.numbered(record)
         judgement = self.judge.see(record, culprits)
         self.records.append(record)
         if self.recorder is not None:
@@ -134,6 +140,42 @@ class RecordedRun:
         for finding in judgement.findings:
             self._report_finding(finding, state)
         return judgement
+
+    def step_of_update(self, step: int) -> int:
+        """Return the number in the run file of the update that is being made.
+
+        Args:
+            step: As the scaler counts.
+        """
+        return step if self.recorder is None else self.recorder.step_of_update(step)
+
+    def step_of(self, record: StepRecord) -> int:
+        """Return the number in the run file of the next record."""
+        return (
+            record.step
+            if self.recorder is None
+            else self.recorder.numbered(record).step
+        )
+
+    def observe(
+        self,
+        step: int,
+        data: Mapping[str, Any],
+        *,
+        code: str = Verdict.OK.code,
+        where: str | None = None,
+    ) -> None:
+        """Let the judge know what was observed beside the steps, and record it.
+
+        Args:
+            step: The step from which on it counts, as the run file counts.
+            data: JSON values; see `gradscale.judge.observations`.
+            code: The code of the event.
+            where: Its location.
+        """
+        self.judge.observe(step, data)
+        if self.recorder is not None:
+            self.recorder.event(code, step=step, where=where, data=dict(data))
 
     def report(self, text: str, *, normal: bool = False) -> None:
         """Log a text, or print it to stderr where no log handler is set; on rank 0.
@@ -170,12 +212,15 @@ class RecordedRun:
         )
 
     def close(self, end: str = "closed", **facts: object) -> None:
-        """Close the run file; a second call does nothing.
+        """Report what is still open, and close the run file; once.
 
         Args:
             end: The end state, in a word.
             facts: Further facts about the end, JSON values.
         """
+        for finding in () if self._closed else self.judge.end():
+            self._report_finding(finding, None)
+        self._closed = True
         if self.recorder is not None:
             self.recorder.close(end, **facts)
 
@@ -209,15 +254,19 @@ class RecordedRun:
         self, finding: Finding, state: Callable[[], Mapping[str, Any]] | None
     ) -> None:
         self._last_finding = finding
-        text, stop = finding.text(), False
-        if finding.hopeless and self._guard == "raise" and state is not None:
+        text = finding.text()
+        stops = finding.hopeless and self._guard == "raise" and state is not None
+        if stops:
+            assert state is not None
             text += self._bundle_line(state)
-            stop = finding.code not in self._raised_elsewhere
         logged = any(getattr(sink, "logs_findings", False) for sink in self._sinks)
-        if finding.code not in self._reported_elsewhere and not logged:
-            self.report(text, normal=finding.normal)
-        if stop and self.hopeless is None:
+        if finding.code in self._raised_elsewhere and state is not None:
+            self.raised_text = text
+        elif stops and self.hopeless is None:
+            # Not printed as well: the error has the text.
             self.hopeless = HopelessRun(text, code=finding.code)
+        elif finding.code not in self._reported_elsewhere and not logged:
+            self.report(text, normal=finding.normal)
 
     def _bundle_line(self, state: Callable[[], Mapping[str, Any]]) -> str:
         """Write a bundle on rank 0; return the line that names it."""

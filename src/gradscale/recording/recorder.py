@@ -1,16 +1,20 @@
 """Writes the judged steps of a run into its run file."""
 
 import os
+import shlex
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gradscale.core.checkpoint import AnyPolicy
-from gradscale.core.records import StepRecord
+from gradscale.core.formatting import run_counts
+from gradscale.core.records import StepRecord, Verdict
 from gradscale.errors import GradscaleError, GradscaleWarning, StateError
 from gradscale.judge.judge import Judgement
+from gradscale.judge.verdict_table import BY_VERDICT
 from gradscale.recording.console import say
 from gradscale.recording.process import FindProcess, Process, process_from_environment
 from gradscale.runfile import RunWriter, TensorSample, path_for_rank
@@ -63,7 +67,8 @@ class Recorder:
             (run.2.gs). A file that another process still writes is not continued, but
             counts as taken.
         numbered: Number the file if its name is taken. If False, that is an error.
-        quiet: Findings are written and not printed.
+        quiet: Findings are written and not printed, nor is the line that names the
+            file at the end.
         made: Called with the path once the file is created.
         failed: Called if the file cannot be created or the recording stops, instead of
             raising or reporting.
@@ -118,9 +123,11 @@ class Recorder:
         self._pid = os.getpid()
         self.writer: RunWriter | None = None
         self.begun = False
+        self._written_as = 0
         self._at_exit: AtExit | None = None
         self._before_end: Callable[[], None] | None = None
         self._culprits: tuple[str, ...] = ()
+        self._steps = self._skipped = self._idle = 0
         self._early_events: list[tuple[str, dict[str, Any]]] = []
         self._wanted = Path(path)
         try:
@@ -184,14 +191,13 @@ class Recorder:
         return self.writer is not None
 
     def _open(self, process: Process) -> None:
-        # Released after one call: it may refer to the scaler that owns this object.
-        names_of, self._names = self._names, None
         rank = process.rank if self._rank is None else self._rank
         if rank != 0 and not self._every_rank:
             return
-        names = [] if names_of is None else _listed(names_of)
+        names = self._parameter_names()
         meta = {"policy": _described(self._policy), "parameters": names, **self._meta}
         self.writer = self._open_writer(process._replace(rank=rank), meta)
+        self._written_as = rank
         self.path = self.writer.path
         assert self.path is not None
         if self._made is not None:
@@ -203,7 +209,14 @@ class Recorder:
         for code, facts in self._early_events:
             self.writer.event(code, **facts)
         # Registered after the writer's own, so that it runs before it.
-        self._at_exit = AtExit(self._drain)
+        self._at_exit = AtExit(self._end_of_process)
+
+    def _parameter_names(self) -> list[str]:
+        names = [] if self._names is None else _listed(self._names)
+        if names:
+            # Released: it may refer to the scaler that owns this object.
+            self._names = None
+        return names
 
     def _open_writer(self, process: Process, meta: dict[str, Any]) -> RunWriter:
         """Return the writer of the first file whose name is not taken."""
@@ -228,6 +241,28 @@ class Recorder:
         """Call `drain` before the file is closed, to record steps in flight."""
         self._before_end = drain
 
+    def trains(self, optimizers: Iterable[Any]) -> None:
+        """Note the optimizers of a scaler's first update, if the file is shared."""
+
+    def begin_update(self, start: int = 0) -> None:
+        """Number an update, if the file is shared.
+
+        Args:
+            start: The steps before the first one, of a run that is resumed.
+        """
+
+    def step_of_update(self, step: int) -> int:
+        """Return the number in the file of the update that is being made.
+
+        Args:
+            step: As the scaler counts.
+        """
+        return step
+
+    def numbered(self, record: StepRecord) -> StepRecord:
+        """Return a record with its number in the file."""
+        return record
+
     def see(
         self,
         record: StepRecord,
@@ -250,6 +285,11 @@ class Recorder:
         if writer is None:
             return
         step, verdict = record.step, judgement.verdict.value
+        self._steps += 1
+        if not record.applied:
+            idle = judgement.verdict is Verdict.NO_GRADIENTS
+            self._idle += idle
+            self._skipped += not idle and BY_VERDICT[judgement.verdict].skipped
         writer.step(
             step,
             record.scale,
@@ -297,8 +337,27 @@ class Recorder:
             self._at_exit.cancel()
             self._at_exit = None
         if self.writer is not None:
+            self._report_end(self.writer)
             self.writer.close(end, **facts)
             self.writer = None
+
+    def _end_of_process(self) -> None:
+        self._drain()
+        if self.writer is not None:
+            self._report_end(self.writer)
+
+    def _report_end(self, writer: RunWriter) -> None:
+        """Report the number of steps and the file, once, in the recording process."""
+        steps, self._steps = self._steps, 0
+        if not steps or self.quiet or not writer.recording or writer.path is None:
+            return
+        file = writer.path
+        # The working directory may be gone.
+        with suppress(OSError, ValueError):
+            file = file.relative_to(Path.cwd())
+        counts = run_counts(steps, self._skipped, self._idle)
+        text = f"{counts} recorded in {file}. Next: gradscale doctor"
+        say(f"{text} {shlex.quote(str(file))}", rank=self._written_as, normal=True)
 
     def let_go(self) -> None:
         """Close the file; for a finalizer, which may run in any thread."""

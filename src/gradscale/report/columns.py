@@ -1,6 +1,7 @@
 """Tables that fit the terminal, and tensor names shortened to a column width."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from rich import box
@@ -54,7 +55,8 @@ def fitted_table(
 ) -> Table:
     """Return a table of names and figures that fits a width.
 
-    Names are shortened, and columns dropped, until it fits.
+    Names are shortened, by what they have in common first, and columns dropped, until
+    it fits.
 
     Args:
         title: The heading of the names.
@@ -87,15 +89,67 @@ def fitted_table(
         heading, _, right = columns[place]
         table.add_column(heading, justify="right" if right else "left", no_wrap=True)
     table.columns[0].no_wrap = True
-    for row, name in zip(rows, names, strict=True):
+    short = short_names(names, max(8, name_width()))
+    for row, name in zip(rows, short, strict=True):
         style = row[0].style if isinstance(row[0], Text) else ""
         cells = [row[place + 1] if place + 1 < len(row) else "" for place in shown]
-        table.add_row(Text(shortened(name, max(8, name_width())), style=style), *cells)
+        table.add_row(Text(name, style=style), *cells)
     return table
 
 
 def _plain(cell: Cell) -> str:
     return printable(cell.plain if isinstance(cell, Text) else cell)
+
+
+def short_names(names: Sequence[str], width: int) -> list[str]:
+    """Return names of at most `width` characters that can be told apart.
+
+    Names that are too long lose the modules that all of them begin with, then those
+    that all of them end with, as many as needed. What is still too long is cut in its
+    middle, or at its front if that keeps more of them apart.
+
+    >>> layer = "base_model.model.transformer.h.{}.attn.c_attn.lora_A.default.weight"
+    >>> short_names([layer.format(0), layer.format(1), "head.bias"], 40)
+    ['…h.0.attn.c_attn.lora_A.default.weight', \
+'…h.1.attn.c_attn.lora_A.default.weight', 'head.bias']
+    >>> short_names([layer.format(0), layer.format(1)], 24)
+    ['…h.0.attn.c_attn.lora_A', '…h.1.attn.c_attn.lora_A']
+    """
+    # Other rows of a table, such as "all tensors", are no names of tensors.
+    long = [n for n in names if len(n) > width and "." in n and " " not in n]
+    parts = [name.split(".") for name in dict.fromkeys(long)]
+    front, back = _common(parts)
+    # A number is nothing without the list that it is in.
+    begins = [n for n in range(front + 1) if not any(p[n].isdecimal() for p in parts)]
+    cuts = [(begin, 0) for begin in begins]
+    cuts += [(begins[-1], end) for end in range(1, back + 1)] if begins else []
+    short: dict[str, str] = {}
+    for begin, end in cuts:
+        short = {
+            ".".join(each): ("…" if begin else "")
+            + ".".join(each[begin:][: -end or None])
+            for each in parts
+        }
+        if all(len(name) <= width for name in short.values()):
+            break
+    stripped = [short.get(name, name) for name in names]
+    in_middle = [shortened(name, width) for name in stripped]
+    at_front = [n if len(n) <= width else f"…{n[1 - width :]}" for n in stripped]
+    return max(in_middle, at_front, key=lambda cut: len(set(cut)))
+
+
+def _common(parts: Sequence[Sequence[str]]) -> tuple[int, int]:
+    """Return how many parts all names have in common at the front and at the back."""
+    if len(parts) < 2:
+        return 0, 0
+    shortest = min(map(len, parts))
+    front = min(_alike(zip(*parts, strict=False)), shortest - 1)
+    back = _alike(zip(*(each[::-1] for each in parts), strict=False))
+    return front, min(back, shortest - front - 1)
+
+
+def _alike(columns: Iterable[Sequence[str]]) -> int:
+    return sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def shortened(name: str, width: int) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -39,10 +40,24 @@ HEALTH_STYLE = {
 }
 
 
-def run_screen(diagnosis: Diagnosis, width: int, *, braille: bool = True) -> Group:
-    """Return the whole screen of `gradscale report`."""
-    inside = width - _INDENT
-    parts: list[RenderableType] = [headline(diagnosis), _summary_table(diagnosis)]
+def run_screen(
+    diagnosis: Diagnosis,
+    width: int,
+    *,
+    table_width: int | None = None,
+    braille: bool = True,
+) -> Group:
+    """Return the whole screen of `gradscale report`.
+
+    Args:
+        diagnosis: The run.
+        width: Of charts and text, in characters.
+        table_width: Of tables, in characters; None for `width`.
+        braille: Draw with Braille dots instead of stars.
+    """
+    inside = (table_width or width) - _INDENT
+    summary_rows = Constrain(_summary_table(diagnosis), width)
+    parts: list[RenderableType] = [headline(diagnosis), summary_rows]
     if diagnosis.steps:
         chart = scale_chart(diagnosis.timeline, width, braille=braille)
         parts += ["", Text("Scale", style="bold"), chart]
@@ -56,8 +71,15 @@ def run_screen(diagnosis: Diagnosis, width: int, *, braille: bool = True) -> Gro
         parts += _section("Not finite", _culprit_table(diagnosis.culprits, inside))
     if diagnosis.underflow:
         shown = underflow_parts(diagnosis.underflow, inside, diagnosis.findings)
-        parts += _section("Underflow", *shown)
-    parts += _section("Findings", Group(*findings(diagnosis)))
+        parts += _section(
+            "Underflow",
+            *(
+                Constrain(part, width - _INDENT) if isinstance(part, Text) else part
+                for part in shown
+            ),
+        )
+    found = Group(*findings(diagnosis))
+    parts += _section("Findings", Constrain(found, width - _INDENT))
     return Group(*parts)
 
 
@@ -86,11 +108,13 @@ def _unended(diagnosis: Diagnosis) -> bool:
 
 def findings(diagnosis: Diagnosis) -> list[RenderableType]:
     """Return the findings as blocks, the most severe first."""
-    if not diagnosis.findings:
-        return [Text(_no_findings(diagnosis))]
     blocks: list[RenderableType] = []
     for finding in diagnosis.findings:
         blocks += ["", _finding(finding)] if blocks else [_finding(finding)]
+    if not diagnosis.serious:
+        blocks = [Text(_no_findings(diagnosis)), *blocks]
+    if diagnosis.not_judged:
+        blocks += [Text(f"Not judged: {each}.") for each in diagnosis.not_judged]
     return blocks
 
 

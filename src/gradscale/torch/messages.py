@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,23 @@ _BAD_TENSOR = (
     "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
     "torch.FloatTensor with requires_grad=False."
 )
+
+# Why gradients of two scales are added up: what was seen, and what to do.
+Mixture = Literal["closed", "older"]
+_MIXTURES: dict[Mixture, tuple[str, str]] = {
+    "closed": (
+        "backward() added to gradients that were already unscaled or clipped",
+        "Their sum is neither, and the step will be wrong. Call unscale_() and "
+        "clip_grad_norm_() after the last backward of the iteration.",
+    ),
+    "older": (
+        "backward() added to gradients that were made before an update() moved the "
+        "scale, and their optimizer is new to the scaler",
+        "The sum of two scales is wrong, unless the first ones were zeroed in place in "
+        "between. Call zero_grad() after update(), or pass the optimizer to unscale_() "
+        "or step() before it.",
+    ),
+}
 
 
 class WarnOnce:
@@ -56,6 +73,17 @@ class WarnOnce:
             "A scale given to update() as a tensor was outside "
             f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
             "would have broken the bounds of the policy. Pass a scale inside them.",
+            "GS109",
+        )
+
+    def clipped_scale(self, scale: float, policy: AnyPolicy) -> None:
+        """Warn that a scale that torch would take was out of bounds."""
+        self._warn(
+            "clipped",
+            f"The scale was set to {scale:g}, which is outside "
+            f"[{policy.min_scale:g}, {policy.max_scale:g}]. Torch would use it and "
+            "could write NaN into the weights: the nearest bound was taken instead; "
+            "for NaN, the scale of the step before. Check what computes the scale.",
             "GS109",
         )
 
@@ -94,6 +122,21 @@ class WarnOnce:
                 "were not scaled, ignore this. Reported once.",
                 "GS301",
             )
+
+    def mixture(self, names: Sequence[str], why: Mixture, as_error: bool) -> None:
+        """Warn, or raise, that gradients of two scales were added up.
+
+        Args:
+            names: Of their parameters.
+            why: How they came to be of two.
+            as_error: Raise.
+        """
+        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        seen, remedy = _MIXTURES[why]
+        message = f"{seen}: {listed}. {remedy}"
+        if as_error:
+            raise OrderError(message, code="GS104")
+        self._warn((why, *names), message, "GS104")
 
     def _warn(self, key: object, message: str, code: str) -> None:
         if key not in self._issued:
@@ -137,9 +180,16 @@ def _is_used(state: Mapping[str, Any]) -> bool:
 
 
 def collapsed(
-    record: StepRecord, policy: AnyPolicy, culprits: Sequence[str]
+    record: StepRecord, policy: AnyPolicy, culprits: Sequence[str], finding: str = ""
 ) -> ScaleCollapsed:
-    """Return the error for a scale that stays at its floor."""
+    """Return the error for a scale that stays at its floor.
+
+    Args:
+        record: The last step.
+        policy: Has the floor.
+        culprits: Names of what was not finite.
+        finding: The text of the finding, which is not printed as well.
+    """
     listed = f" Not finite: {', '.join(culprits[:5])}." if culprits else ""
     loss = "finite" if record.loss_finite else "itself not finite"
     return ScaleCollapsed(
@@ -149,7 +199,8 @@ def collapsed(
         "a loss, an input or a weight that is not finite. Every step with non-finite "
         "gradients was skipped: the weights are those of the last applied step. Check "
         "the batch, the loss and the weights, and continue from here, or from a "
-        "checkpoint if the weights are not finite or the loss rose before.",
+        "checkpoint if the weights are not finite or the loss rose before."
+        + (f"\n{finding}" if finding else ""),
         code="GS202",
     )
 
@@ -298,16 +349,3 @@ def mark_called(optimizer: Any) -> None:
     """Keep LR schedulers from warning that the first step was never called."""
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         optimizer._opt_called = True
-
-
-def report_late_backward(names: Sequence[str], as_error: bool) -> None:
-    """Warn, or raise, that scaled gradients were added to unscaled ones."""
-    listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    message = (
-        "backward() added to gradients that were already unscaled or clipped: "
-        f"{listed}. Their sum is neither, and the step will be wrong. Call unscale_() "
-        "and clip_grad_norm_() after the last backward of the iteration."
-    )
-    if as_error:
-        raise OrderError(message, code="GS104")
-    warn_at_caller(GradscaleWarning(message, code="GS104"))

@@ -48,6 +48,7 @@ from gradscale.torch.grads.clip import (
     split_target,
 )
 from gradscale.torch.kernels import Kernels
+from gradscale.torch.locate.autograd_graph import leaves_of, nodes_of
 from gradscale.torch.locate.diagnose import diagnose
 from gradscale.torch.locate.result import Location
 from gradscale.torch.monitor.model_lookup import find_model
@@ -265,12 +266,20 @@ class GradScaler(torch.amp.GradScaler):
             first = iteration.losses == 0
             iteration.losses += note_loss_(output, scale, state, first=first)
         iteration.scaled = True
+        self._monitor.scaled_losses += 1
         self._ranks.losses_are_known = False
         scaled = times(output, scale)
         if can_touch_host():
+            if iteration.first and iteration.noted:
+                leaves = leaves_of(nodes_of([scaled]), [scaled])
+                iteration.leaves.update(
+                    (id(leaf), weakref.ref(leaf)) for leaf in leaves
+                )
             if self._monitor.module_hooks.enabled:
                 self._monitor.module_hooks.watch_loss(scaled, output)
-            watch_backward(scaled, iteration, self._report_late_backward)
+            watch_backward(scaled, iteration, state.used_scale, self._report_mixture)
+            if self._monitor.loop.due:
+                self._monitor.loop.scaled(scaled, output, iteration)
         return scaled
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
@@ -308,8 +317,9 @@ class GradScaler(torch.amp.GradScaler):
     def _scale_of_grads(self, step: OptimizerStep) -> Tensor:
         """Return the scale that multiplied the loss of this step's gradients.
 
-        After an `update()` without a new `scale()`, that is the scale before the
-        update. But an optimizer whose step the update has ended must have its
+        That is 1 or an older scale where an earlier step has used them already. After
+        an `update()` without a new `scale()`, it is the scale before the update. But an
+        optimizer whose step the update has ended must have its
         gradients from elsewhere: from a replayed graph, or from a loss multiplied by
         hand.
         """
@@ -318,6 +328,18 @@ class GradScaler(torch.amp.GradScaler):
         scale, state, iteration = self._scale, self._state, self._iteration
         assert scale is not None
         assert state is not None
+        before = iteration.used.get(id(step.optimizer))
+        # No call for gradients that were set to None since.
+        if (
+            before
+            and before.left
+            and before.left[0]() is not None
+            and before.still_has()
+            # A captured graph gets others into the same memory.
+            and can_touch_host()
+        ):
+            step.scale = before.scale_left(scale)
+            return step.scale
         if iteration.scaled and iteration.noted:
             return state.used_scale
         from_elsewhere = iteration.scaled or id(step.optimizer) in iteration.closed
@@ -325,12 +347,6 @@ class GradScaler(torch.amp.GradScaler):
         if step.snapshot is not None and not step.snapshot.present:
             # The gradients of the step are still to come.
             return behind
-        ended = iteration.settled.get(id(step.optimizer))
-        if ended is not None and not torch.compiler.is_compiling():
-            grads = [param.grad for param in step.params()]
-            if ended.still_has(grads):
-                step.scale = ended.scale_left(scale)
-                return step.scale
         # A copy: another optimizer's loss may be scaled before this step is taken.
         step.scale = behind.clone()
         return step.scale
@@ -353,6 +369,8 @@ class GradScaler(torch.amp.GradScaler):
             return
         if stage is not OptState.READY:
             raise messages.unscaled_before(stage is OptState.STEPPED)
+        if self._monitor.loop.due and step.snapshot is None and can_touch_host():
+            self._monitor.loop.before_read(step)
         if self._is_replaced("_unscale_grads_"):
             scale = self._scale_of_grads(step)
             flags = self._unscale_grads_(
@@ -544,21 +562,34 @@ class GradScaler(torch.amp.GradScaler):
         if not self._iteration.settled and not self._loaded and can_touch_host():
             moves = isinstance(self._policy, DynamicScale)
             self._warn.without_state(optimizer, self._init_scale, moves=moves)
+        loop = self._monitor.loop
+        if loop.due and step.snapshot is None and can_touch_host():
+            loop.before_read(step)
         if step.mode is StepMode.OLDER:
             returned = self._step_older_protocol(optimizer, args, kwargs)
         else:
             self._prepare(step, state)
-            returned = self._apply(step, state, args, kwargs)
+            if not self._iteration.settled and can_touch_host():
+                self._monitor.keep_weights(step)
+            loop.stepping = True
+            try:
+                returned = self._apply(step, state, args, kwargs)
+            finally:
+                loop.stepping = False
         state["stage"] = OptState.STEPPED
         if not torch.compiler.is_compiling():
-            step.mark_stepped()
+            step.mark_stepped(self._iteration.backwards)
         return returned
 
     def _prepare(self, step: OptimizerStep, state: dict[str, Any]) -> None:
         """Read the gradients and decide; unscale them if the optimizer does not."""
         optimizer = step.optimizer
-        if state["stage"] is OptState.UNSCALED:
-            if self._recheck and state["found_inf_per_device"]:
+        unscaled = state["stage"] is OptState.UNSCALED
+        if unscaled and not state["found_inf_per_device"]:
+            # There was no gradient then; there may be one now.
+            state["stage"], unscaled = OptState.READY, False
+        if unscaled:
+            if self._recheck:
                 flags = state["found_inf_per_device"]
                 skip = skip_of(flags, step, self._required("step")[0].device)
                 state["found_inf_per_device"] = step.check_again(flags, skip)
@@ -708,6 +739,7 @@ class GradScaler(torch.amp.GradScaler):
             self._state.fields.loss_trace.zero_()
             self._state.fields.loss.fill_(float("nan"))
         self._monitor.meter.forget()
+        self._monitor.module_hooks.forget()
 
     @property
     def last(self) -> StepOutcome | None:
@@ -941,6 +973,10 @@ class GradScaler(torch.amp.GradScaler):
         step = self._iteration.open(optimizer, source)
         if not torch.compiler.is_compiling():
             step.entry = self._entries.of(optimizer)
+            if self._iteration.strays and self._state is not None:
+                written = self._iteration.adopt(step, self._state.used_scale)
+                if written:
+                    self._report_mixture(written, "older")
         if step.channel is None and self._state is not None and is_distributed():
             step.channel = self._channel(key, step.params())
         return step
@@ -957,10 +993,12 @@ class GradScaler(torch.amp.GradScaler):
         settings, position = (self._policy, self._guard), self._entries.position(key)
         return self._ranks.channel(key, params, state, scale, settings, position)
 
-    def _report_late_backward(self, params: list[Tensor]) -> None:
+    def _report_mixture(self, params: list[Tensor], why: messages.Mixture) -> None:
         steps = self._iteration.steps.values()
         model: Any = self._model
         if model is None:
             model = self._monitor.model_lookup.of_params(params)
         sources = [model, *(step.optimizer for step in steps)]
-        messages.report_late_backward(names_of(params, sources), self._guard == "raise")
+        names = names_of(params, sources)
+        self._monitor.report_late_backward()
+        self._warn.mixture(names, why, self._guard == "raise")

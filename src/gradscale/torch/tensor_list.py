@@ -35,7 +35,8 @@ class GradSnapshot(NamedTuple):
         params: The parameter behind each entry of `tensors`.
         tensors: float[...] each; views where the gradient is complex, sparse or a
             DTensor, so that writing into them changes the gradient.
-        addresses, versions: Of each: while both are the same, so are the values.
+        addresses, versions: Of each, the versions of `originals` if there are any:
+            while both are the same, so are the values.
         numels: The number of elements of each.
         kind: (device, dtype) of all of them, which are then contiguous and `.grad`
             itself; None if they may differ.
@@ -45,6 +46,8 @@ class GradSnapshot(NamedTuple):
             its own.
         wrapped: `.grad` of every parameter that has one, where these are not `tensors`
             themselves; else None.
+        originals: Where some of `tensors` are copies to be read only, sums of sparse
+            duplicates: what to write to instead of each; else None.
     """
 
     params: list[Tensor]
@@ -57,6 +60,7 @@ class GradSnapshot(NamedTuple):
     shared: bool = False
     copies: list[float] | None = None
     wrapped: list[Tensor] | None = None
+    originals: list[Tensor] | None = None
 
     def only(self, places: list[int]) -> "GradSnapshot":
         """Return those at these positions."""

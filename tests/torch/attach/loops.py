@@ -27,6 +27,15 @@ def await_end(path):
             time.sleep(0.01)
 
 
+def await_rows(path, count):
+    """Wait until the rows of deleted scalers are in a run file that stays open."""
+    gc.collect()
+    until = time.monotonic() + 60.0
+    with open_run(path) as run:
+        while len(list(run.steps())) < count and time.monotonic() < until:
+            time.sleep(0.01)
+
+
 def train(scaler, model, *, fused=False, unscale=False, steps=12, bad=(), dead=()):
     """Train, and return the losses and the scales.
 

@@ -1,15 +1,18 @@
 """Patched torch classes return recording scalers that behave like torch's."""
 
+import gc
 import json
+import pickle
 import warnings
 
 import pytest
 import torch
 
+from gradscale.errors import ScaleCollapsed
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler
 from gradscale.torch.attach.patch import install
-from tests.torch.attach.loops import await_end, net, train
+from tests.torch.attach.loops import await_rows, net, train
 
 ORIGINAL = torch.amp.GradScaler.__init__
 SETTINGS = {"init_scale": 2.0**10, "growth_interval": 4}
@@ -68,19 +71,21 @@ def test_a_deleted_scaler_leaves_a_complete_file(place):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     train(scaler, model, steps=7, bad=(4,))
     del scaler
-    await_end(place / "run.gs")
+    await_rows(place / "run.gs", 7)
     with open_run(place / "run.gs") as run:
         assert [row.applied for row in run.steps()] == [n != 4 for n in range(1, 8)]
-        assert run.meta["end"]["state"] == "closed"
+        # Open for a scaler that the script may make later.
+        assert run.meta["end"]["state"] == "running"
         assert run.meta["parameters"] == ["0.weight", "0.bias", "2.weight", "2.bias"]
-        assert [event.where for event in run.events()] == ["2.weight"]
+        named = [event for event in run.events() if "culprits" in event.data]
+        assert [event.where for event in named] == ["2.weight"]
 
 
 def test_a_run_of_one_step_is_recorded(place):
     scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     train(scaler, net(), steps=1)
     del scaler
-    await_end(place / "run.gs")
+    await_rows(place / "run.gs", 1)
     with open_run(place / "run.gs") as run:
         assert [row.scale for row in run.steps()] == [1024.0]
 
@@ -149,7 +154,7 @@ def test_a_gradscale_scaler_is_recorded_too(place):
     scaler = GradScaler("cpu", **SETTINGS, guard="raise")
     train(scaler, net(), steps=3)
     del scaler
-    await_end(place / "run.gs")
+    await_rows(place / "run.gs", 3)
     with open_run(place / "run.gs") as run:
         assert len(list(run.steps())) == 3
 
@@ -194,7 +199,7 @@ def test_settings_that_only_torch_accepts_work_and_are_recorded(place, settings)
     (theirs, _), (ours, scaler) = both(work)
     assert ours == theirs
     del scaler
-    await_end(place / "run.gs")
+    await_rows(place / "run.gs", 12)
     with open_run(place / "run.gs") as run:
         assert len(list(run.steps())) == 12
 
@@ -223,6 +228,190 @@ def test_settings_that_torch_takes_later_work_as_there(place, change):
 
     theirs, ours = both(work)
     assert ours == theirs
+
+
+def fail(scaler, weight, steps):
+    """Take steps whose gradients are infinite; return the scales."""
+    optimizer, scales = torch.optim.SGD([weight], lr=0.5), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        scaler.scale((weight * torch.inf).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+def test_at_the_floor_a_replaced_scaler_goes_on_skipping_and_records_it(place):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-22)
+    weight = torch.nn.Parameter(torch.ones(1))
+    scales = fail(scaler, weight, steps=20)
+    assert scales == [2.0**-23, *[2.0**-24] * 19]
+    assert weight.item() == 1.0
+    weight.grad = None
+    scaler.scale(weight.sum()).backward()
+    scaler.step(torch.optim.SGD([weight], lr=0.5))
+    scaler.update()
+    assert weight.item() == 0.5
+    scaler.close()
+    with open_run(place / "run.gs") as run:
+        assert [row.applied for row in run.steps()] == [*[False] * 20, True]
+        assert "GS202" in [event.code for event in run.events()]
+
+
+def test_at_the_floor_a_scaler_of_gradscale_raises_as_without_the_patch(place):
+    scaler = GradScaler("cpu", init_scale=2.0**-22)
+    with pytest.raises(ScaleCollapsed):
+        fail(scaler, torch.nn.Parameter(torch.ones(1)), steps=20)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        (0.0, 2.0**-24),
+        (-1.0, 2.0**-24),
+        (torch.tensor(2.0**-30), 2.0**-24),
+        (float("inf"), 2.0**126),
+        (float("nan"), 2.0**10),
+    ],
+)
+def test_a_scale_that_only_torch_takes_becomes_the_nearest_bound(place, given, taken):
+    scaler, model = torch.amp.GradScaler("cpu", **SETTINGS), net()
+    train(scaler, model, steps=1)
+    scaler.load_state_dict({**scaler.state_dict(), "scale": float(given)})
+    assert scaler.get_scale() == taken
+    scaler.scale(model(torch.ones(1, 4)).sum())
+    scaler.update(given)
+    assert scaler.get_scale() == taken
+    scaler.close()
+    with open_run(place / "run.gs") as run:
+        assert [event.code for event in run.events()] == ["GS109"]
+
+
+def rows_of(path):
+    """Return the steps, scales and the data of the scalers' events in a run file."""
+    with open_run(path) as run:
+        steps = [(row.step, row.scale) for row in run.steps()]
+        begun = [(e.step, e.data) for e in run.events() if e.code == "GS118"]
+    return steps, begun
+
+
+def anew(number, *, alive=0, same=False):
+    """Return the data of the event of a further scaler."""
+    return {
+        "observed": "scaler",
+        "number": number,
+        "alive": alive,
+        "same_optimizer": same,
+    }
+
+
+def take_steps(scaler, optimizer, steps=1):
+    """Take finite steps of one parameter."""
+    [weight] = optimizer.param_groups[0]["params"]
+    for _ in range(steps):
+        optimizer.zero_grad()
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def sgd():
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+
+def test_scalers_that_follow_one_another_are_one_run(place):
+    optimizer = sgd()
+    for epoch in range(3):
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**epoch)
+        take_steps(scaler, optimizer, 7)
+    del scaler
+    await_rows(place / "run.gs", 21)
+    steps, begun = rows_of(place / "run.gs")
+    assert steps == [(n + 1, 2.0 ** (n // 7)) for n in range(21)]
+    assert begun == [(8, anew(2, same=True)), (15, anew(3, same=True))]
+    assert not (place / "run.2.gs").exists()
+
+
+def test_rows_of_scalers_side_by_side_are_in_the_order_of_updates(place):
+    scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**n) for n in (3, 5)]
+    optimizers = [sgd(), sgd()]
+    for _ in range(11):
+        # Two steps of the first for one of the second.
+        for which in (0, 1, 0):
+            take_steps(scalers[which], optimizers[which])
+    for scaler in scalers:
+        scaler.close()
+    steps, begun = rows_of(place / "run.gs")
+    assert steps == list(enumerate([8.0, 32.0, 8.0] * 11, start=1))
+    assert begun == [(2, anew(2, alive=1))]
+
+
+def test_a_scaler_that_pauses_holds_up_few_rows(place):
+    first, second = (torch.amp.GradScaler("cpu", init_scale=s) for s in (8.0, 32.0))
+    one, other = sgd(), sgd()
+    take_steps(first, one, 3)
+    take_steps(second, other, 100)
+    second._record.writer.flush()
+    steps, _ = rows_of(place / "run.gs")
+    assert len(steps) > 90
+    take_steps(first, one, 3)
+    first.close()
+    second.close()
+    steps, _ = rows_of(place / "run.gs")
+    scales = [8.0] * 3 + [32.0] * 100 + [8.0] * 3
+    assert steps == list(enumerate(scales, start=1))
+
+
+def test_a_scaler_that_is_unpickled_continues_the_file(place):
+    scaler, optimizer = torch.amp.GradScaler("cpu", **SETTINGS), sgd()
+    take_steps(scaler, optimizer, 3)
+    scaler = pickle.loads(pickle.dumps(scaler))
+    take_steps(scaler, optimizer, 3)
+    del scaler
+    await_rows(place / "run.gs", 6)
+    _, begun = rows_of(place / "run.gs")
+    assert begun == [(4, anew(2, same=True))]
+
+
+def test_a_scaler_that_is_only_watched_continues_the_file(place):
+    class Derived(torch.amp.GradScaler):
+        pass
+
+    optimizer = sgd()
+    take_steps(torch.amp.GradScaler("cpu", init_scale=8.0), optimizer, 3)
+    take_steps(Derived("cpu", init_scale=32.0), optimizer, 3)
+    gc.collect()
+    await_rows(place / "run.gs", 6)
+    steps, begun = rows_of(place / "run.gs")
+    assert steps == list(enumerate([8.0] * 3 + [32.0] * 3, start=1))
+    assert begun == [(4, anew(2, same=True))]
+
+
+def test_a_resumed_run_keeps_its_numbers_and_a_later_scaler_counts_on(place):
+    scaler, optimizer = GradScaler("cpu", record=place / "own.gs"), sgd()
+    take_steps(scaler, optimizer, 5)
+    state = scaler.state_dict()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.load_state_dict(state)
+    take_steps(scaler, optimizer, 2)
+    take_steps(torch.amp.GradScaler("cpu"), optimizer, 2)
+    scaler.close()
+    steps, _ = rows_of(place / "run.gs")
+    assert [number for number, _ in steps] == [6, 7, 8, 9]
+
+
+def test_findings_of_a_later_scaler_have_the_numbers_of_the_file(place):
+    optimizer = sgd()
+    take_steps(torch.amp.GradScaler("cpu"), optimizer, 10)
+    [weight] = optimizer.param_groups[0]["params"]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-22)
+    fail(scaler, weight, steps=12)
+    scaler.close()
+    with open_run(place / "run.gs") as run:
+        [found] = [e for e in run.events() if e.code == "GS202" and "what" in e.data]
+    # The fifth bad step is the third at the floor.
+    assert (found.step, found.data["step"]) == (15, 15)
 
 
 def test_a_run_file_of_the_scripts_own_is_noted_under_its_number(place):

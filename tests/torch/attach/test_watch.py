@@ -353,3 +353,19 @@ def test_nothing_is_written_to_the_gradients():
     version = grad._version
     stats_of(a=grad)
     assert grad._version == version
+
+
+@pytest.mark.parametrize("inside", [{1, 2, 3, 4, 5, 6}, {1, 2}, {3, 5}])
+def test_steps_in_inference_mode_are_recorded(tmp_path, inside):
+    model, scaler = net(), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(scaler, model, record=tmp_path / "run.gs"):
+        for step in range(1, 7):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.randn(3, 4)).square().mean()).backward()
+            with torch.inference_mode(step in inside):
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+    with open_run(tmp_path / "run.gs") as run:
+        assert [row.applied for row in run.steps()] == [True] * 6

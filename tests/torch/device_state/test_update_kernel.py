@@ -148,16 +148,16 @@ def test_every_tensor_is_written_in_place(device):
 
 
 @pytest.mark.parametrize("growth_factor", [2.0, 3.0, 2.0**100])
-def test_a_product_that_overflows_is_clipped_to_max_scale(device, growth_factor):
+def test_growth_that_overflows_leaves_the_scale_as_it_is(device, growth_factor):
     policy = DynamicScale(
-        init_scale=HIGHEST_SCALE,
+        init_scale=2.0**127,
         max_scale=HIGHEST_SCALE,
         growth_factor=growth_factor,
         growth_interval=1,
     )
     case = UpdateCase(policy, device, "triton")
     case.end()
-    assert case.scaling.scale.item() == HIGHEST_SCALE
+    assert case.scaling.scale.item() == 2.0**127
 
 
 def test_a_product_that_underflows_is_clipped_to_min_scale(device):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gradscale import HopelessRun
+from gradscale.diagnosis import diagnose_run
 from gradscale.recording.recorder import Recorder
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, optim, watch
@@ -283,6 +284,87 @@ def test_weights_of_any_kind_are_checked_or_ignored():
     }
     bad = WeightCheck(weights.items()).not_finite()
     assert sorted(bad) == ["complex", "conjugated", "f16", "f32", "f64"]
+
+
+def test_the_largest_finite_weight_is_named():
+    weights = {"a": torch.tensor([1.0, -9.0]), "b": torch.tensor([NAN, 2.0])}
+    assert WeightCheck(weights.items()).peak() == (9.0, "a")
+    assert WeightCheck([("b", weights["b"])]).peak() == (0.0, "")
+
+
+def test_buffers_are_checked_apart_from_weights():
+    bad = torch.tensor([1.0, INF])
+    check = WeightCheck([("a", torch.ones(2))], [("mean", bad), ("n", torch.arange(2))])
+    assert (check.not_finite(), check.bad_buffers()) == ([], ["mean"])
+    assert check.peak() == (1.0, "a")
+
+
+def look_of(path):
+    """Return the last look at the weights that a run file has."""
+    with open_run(path) as file:
+        looks = [e.data for e in file.events() if e.data.get("observed") == "weights"]
+    return looks[-1]
+
+
+def test_running_statistics_that_a_batch_has_ruined_are_the_cause(tmp_path):
+    def poison(model):
+        model.eval()
+        model[1].running_mean.fill_(NAN)
+
+    ruined(GradScaler("cpu", record=tmp_path / "run.gs"), 5, poison, steps=20)
+    assert look_of(tmp_path / "run.gs")["buffer"] == "1.running_mean"
+    with open_run(tmp_path / "run.gs") as file:
+        [finding] = [f for f in diagnose_run(file).serious if f.code == "GS203"]
+    assert (finding.cause, finding.where) == ("weights-written", "1.running_mean")
+
+
+@pytest.mark.parametrize(
+    ("rate", "cause"), [(30.0, "learning-rate"), (1e-3, "loss-op")]
+)
+def test_weights_that_have_grown_since_the_first_step_blame_the_learning_rate(
+    tmp_path, rate, cause
+):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    options = {"init_scale": 2.0**8, "model": model, "record": tmp_path / "run.gs"}
+    scaler = GradScaler("cpu", **options)
+    for step in range(1, 21):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            out = model(torch.full((8, 4), 10.0))
+            # Well, the loss fails at the same step.
+            loss = out.square().mean() * (INF if step >= 5 and rate < 1.0 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    look = look_of(tmp_path / "run.gs")
+    assert look["rates"] == [rate]
+    assert (look["peak"] >= 8.0 * look["first_peak"]) is (rate == 30.0)
+    with open_run(tmp_path / "run.gs") as file:
+        [finding] = [f for f in diagnose_run(file).serious if f.code == "GS203"]
+    assert finding.cause == cause
+
+
+def test_a_weight_beyond_the_reach_of_an_adaptive_optimizer_was_written(tmp_path):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    scaler = GradScaler("cpu", model=model, record=tmp_path / "run.gs")
+    for step in range(1, 21):
+        if step == 5:
+            with torch.no_grad():
+                model.weight.fill_(3e38)
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(8, 4)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    scaler.close()
+    look = look_of(tmp_path / "run.gs")
+    assert (look["beyond_rate"], look["largest"]) == (True, "weight")
+    with open_run(tmp_path / "run.gs") as file:
+        [finding] = [f for f in diagnose_run(file).serious if f.code == "GS203"]
+    assert (finding.cause, finding.where) == ("weights-written", "weight")
 
 
 def test_a_mask_and_running_statistics_are_no_weights(tmp_path):

@@ -129,6 +129,27 @@ def test_the_rows_up_to_a_hopeless_run_are_in_the_file(tmp_path):
     assert steps_of(tmp_path / "run.gs") == list(range(1, updates + 1))
 
 
+@pytest.mark.parametrize("guard", ["report", "raise"])
+def test_the_finding_of_a_collapse_is_in_the_error_and_not_printed(
+    tmp_path, monkeypatch, capsys, guard
+):
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda logger: False)
+    # For the bundle.
+    monkeypatch.chdir(tmp_path)
+    param = parameter(2)
+    error, _ = until_it_raises(
+        ScaleCollapsed,
+        GradScaler("cpu", init_scale=FLOOR, guard=guard),
+        lambda: planted(param, INF),
+        [param],
+    )
+    message, finding, *rows = str(error).splitlines()
+    assert message.startswith("The scale has fallen to its floor")
+    assert finding.startswith("GS202 step 3: ")
+    assert ("bundle" in rows[-1]) == (guard == "raise")
+    assert "GS202" not in capsys.readouterr().err
+
+
 def test_the_error_of_a_collapse_names_parameters_as_the_findings_do():
     model = torch.nn.Sequential(torch.nn.Linear(2, 1))
     error, _ = until_it_raises(

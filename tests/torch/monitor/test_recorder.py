@@ -52,7 +52,9 @@ def test_the_file_is_made_with_the_first_step_and_not_before(tmp_path):
 
 
 def test_what_is_found_becomes_an_event(tmp_path):
-    found = Finding("GS206", "head", 1, 1, "it overflowed", "", {}, ("wait",), "more")
+    found = Finding(
+        "GS206", "", "head", 1, 1, "it overflowed", "", {}, ("wait",), "more"
+    )
     recorder = Recorder(tmp_path / "run.gs")
     recorder.see(BAD, Judgement(Verdict.LOSS_OVERFLOW, (found,)))
     recorder.close()

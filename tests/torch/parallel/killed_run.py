@@ -1,16 +1,14 @@
 """One rank of a training under FSDP2 that writes checkpoints and may be killed.
 
-Started as `python -m tests.torch.parallel.killed_run RANK FOLDER MOMENT`. It goes on
-from the last checkpoint if there is one. At MOMENT, "step" or "save", rank 1 kills
-itself in the middle of the fifth iteration; with "never", the training goes on to its
-end, and is compared with one that was never stopped.
+It goes on from the last checkpoint if there is one. At a moment, "step" or "save",
+rank 1 kills itself in the middle of the fifth iteration; with "never", the training
+goes on to its end, and is compared with one that was never stopped.
 """
 
 import datetime
 import json
 import os
 import signal
-import sys
 import warnings
 from pathlib import Path
 
@@ -93,15 +91,16 @@ def alive():
     """Do nothing."""
 
 
-def main(rank: int, folder: Path, moment: str) -> None:
+def main(rank: int, ranks: int, folder: Path, moment: str) -> None:
     """Train, and die or tell how it went on."""
-    torch.set_num_threads(1)
+    with (folder / f"{moment}-{rank}.txt").open("w") as errors:
+        os.dup2(errors.fileno(), 2)
     warnings.simplefilter("ignore")
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder / moment}",
         rank=rank,
-        world_size=2,
+        world_size=ranks,
         timeout=PATIENCE,
     )
     kept = folder / "checkpoints"
@@ -125,7 +124,3 @@ def main(rank: int, folder: Path, moment: str) -> None:
     }
     (folder / f"{rank}.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,10 +1,13 @@
 """Runs the same cases in the same order on real ranks, over gloo.
 
 A module of cases has a table `CASES` from names to functions of the rank. `seen_by`
-starts the ranks and returns their results. The module is imported once, in a launcher
-process that forks the ranks: importing torch takes longer than most cases.
+starts the ranks and returns their results.
+
+Importing torch takes longer than most cases. So a server imports it, once for all tests
+of a pytest process; for each call it forks a launcher, which forks the ranks.
 """
 
+import atexit
 import datetime
 import gc
 import importlib
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -23,6 +27,13 @@ import torch
 # The first optimizer of a rank would import it, in 2 s.
 import torch._dynamo
 import torch.distributed as dist
+
+# Imported by most cases.
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
+import torch.distributed.tensor.parallel
+
+import gradscale.torch  # noqa: F401
 
 ROOT = Path(__file__).parents[3]
 # A rank that waits longer for another one fails.
@@ -51,24 +62,47 @@ def without_gpu():
     return {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
-def seen_by(module, ranks, folder, timeout=280):
+def seen_by(module, ranks, folder):
     """Run a module's cases on several ranks; return the results of each, by case."""
-    command = [sys.executable, "-m", __name__, module, str(ranks), str(folder)]
-    launcher = subprocess.Popen(
-        command, cwd=ROOT, env=without_gpu(), start_new_session=True
-    )
-    try:
-        launcher.wait(timeout=timeout)
-    finally:
-        # The ranks are in the launcher's process group.
-        with suppress(ProcessLookupError):
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
+    codes = exit_codes(f"{__name__}.run_cases", ranks, folder, module)
     silent = [rank for rank in range(ranks) if not (folder / f"{rank}.json").exists()]
-    exits = folder / "exits.json"
-    codes = json.loads(exits.read_text()) if exits.exists() else launcher.returncode
     assert not silent, f"ranks {silent} wrote no results; exit codes: {codes}"
     return written_in(folder, module, ranks)
+
+
+def exit_codes(function, ranks, folder, *arguments, timeout=280):
+    """Call a function on several ranks; return their exit codes.
+
+    Args:
+        function: Its name, with that of its module. Called with the rank, the number of
+            ranks, the folder and the arguments.
+        ranks: How many.
+        folder: Where the exit codes are written.
+        arguments: Strings.
+        timeout: Seconds after which the ranks are killed.
+    """
+    server = started_server()
+    job = [function, ranks, str(folder), arguments, timeout, without_gpu()]
+    server.stdin.write(json.dumps(job) + "\n")
+    server.stdin.flush()
+    code = server.stdout.readline()
+    assert code == "0\n", f"the launcher of {function} ended with {code!r}"
+    return json.loads((folder / "exits.json").read_text())
+
+
+@cache
+def started_server():
+    """Return the process that forks launchers; it ends with this one."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        cwd=ROOT,
+        env=without_gpu(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    atexit.register(server.communicate)
+    return server
 
 
 def written_in(folder, module, ranks):
@@ -98,18 +132,41 @@ def plain(value):
     return value
 
 
-def launch(module: str, ranks: int, folder: Path) -> None:
-    """Import the cases, fork the ranks, and write their exit codes."""
+def serve() -> None:
+    """Fork a launcher for each line of stdin; print its exit code."""
     # Before any operation: a forked thread pool would hang.
     torch.set_num_threads(1)
-    importlib.import_module(module)
+    # Not `for line in sys.stdin`: it reads ahead, and forks would read the rest again.
+    while line := sys.stdin.readline():
+        launcher = os.fork()
+        if not launcher:
+            # Standard output is for exit codes.
+            os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+            launch(*json.loads(line))
+            return
+        code = os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
+        # Ranks that are left are in the launcher's process group.
+        with suppress(ProcessLookupError):
+            os.killpg(launcher, signal.SIGKILL)
+        print(code, flush=True)
+
+
+def launch(function, ranks, folder, arguments, timeout, environment) -> None:
+    """Import the function, fork the ranks, and write their exit codes."""
+    os.setsid()
+    signal.alarm(timeout)
+    os.environ.clear()
+    os.environ.update(environment)
+    folder = Path(folder)
+    module, name = function.rsplit(".", 1)
+    call = getattr(importlib.import_module(module), name)
     # Ranks collect, and search for their models, among their own objects only.
     gc.freeze()
     children = []
     for rank in range(ranks):
         child = os.fork()
         if not child:
-            run_cases(module, ranks, folder, rank)
+            call(rank, ranks, folder, *arguments)
             gc.unfreeze()
             return
         children.append(child)
@@ -118,8 +175,8 @@ def launch(module: str, ranks: int, folder: Path) -> None:
     gc.unfreeze()
 
 
-def run_cases(module: str, ranks: int, folder: Path, rank: int) -> None:
-    """Run every case and write the results of this rank."""
+def run_cases(rank: int, ranks: int, folder: Path, module: str) -> None:
+    """Run every case of a module and write the results of this rank."""
     warnings.simplefilter("ignore")
     dist.init_process_group(
         "gloo",
@@ -141,4 +198,4 @@ def run_cases(module: str, ranks: int, folder: Path, rank: int) -> None:
 
 
 if __name__ == "__main__":
-    launch(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    serve()

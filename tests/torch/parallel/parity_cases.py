@@ -1,4 +1,4 @@
-"""Cases of `test_parity`: forty steps in parallel, and the same in one process."""
+"""Cases of `test_parity`: steps in parallel, and the same in one process."""
 
 import random
 from functools import cache
@@ -21,7 +21,7 @@ from tests.torch.parallel.models import (
 )
 
 CASES = Cases()
-STEPS = 40
+STEPS = 24
 ROWS, POSITIONS = 4, 4
 
 

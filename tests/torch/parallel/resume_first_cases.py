@@ -7,8 +7,10 @@ from tests.torch.parallel.resume_runs import (
     FOLLOWING,
     FROM_TWO,
     KINDS,
+    OFTEN,
     Run,
     trained,
+    trained_and_resumed,
 )
 
 CASES = Cases(dcp_cases.CASES)
@@ -16,8 +18,11 @@ CASES = Cases(dcp_cases.CASES)
 
 def _enter():
     for name in FROM_TWO:
-        kind = KINDS[name]._replace(stops=KINDS[name].stops[-1:])
-        CASES.case(name)(lambda rank, name=name, kind=kind: trained(name, kind))
+        CASES.case(name)(lambda _, name=name: trained(name, KINDS[name]))
+    for name, kind in OFTEN.items():
+        CASES.case(name)(
+            lambda _, name=name, kind=kind: trained_and_resumed(name, kind)
+        )
 
 
 @CASES.case("between-two-parts-of-a-batch")

@@ -91,19 +91,22 @@ class Kind(NamedTuple):
     one_file: bool = False
 
 
-WHOLE = {"steps": STEPS, "stops": tuple(STOPS)}
 KINDS = {
     "one-process": Kind(block, fused, "alone", one_file=True),
-    "ddp-fused": Kind(replicated, fused, one_file=True, **WHOLE),
+    "ddp-fused": Kind(replicated, fused, one_file=True),
     "ddp-foreach": Kind(replicated, foreach),
     "fsdp2-fused": Kind(sharded, fused),
-    "fsdp2-own": Kind(sharded, own, **WHOLE),
+    "fsdp2-own": Kind(sharded, own),
     "fsdp2-own-f16": Kind(in_half(torch.float16), own),
     "fsdp2-own-bf16": Kind(in_half(torch.bfloat16), own),
     "tensor-own": Kind(tensor_parallel, own, "all"),
     "two-dimensional-own": Kind(two_dimensional, own, "all"),
 }
-
+# Stopped at all of the stops, on two ranks.
+OFTEN = {
+    f"{name}-often": KINDS[name]._replace(steps=STEPS, stops=tuple(STOPS))
+    for name in ("ddp-fused", "fsdp2-own")
+}
 
 # Runs of four ranks that two go on with, and the other way round.
 FROM_FOUR = ("ddp-fused", "fsdp2-fused", "fsdp2-own", "fsdp2-own-bf16")
@@ -239,9 +242,16 @@ def trained(name, kind):
     return {"run": seen, "weights": weights}
 
 
-def resumed(name, ranks, stop):
+def trained_and_resumed(name, kind):
+    """Take all steps; return what became of them, and of new runs from each stop."""
+    seen, ranks = trained(name, kind), dist.get_world_size()
+    again = {stop: resumed(name, kind, ranks, stop)["run"] for stop in kind.stops}
+    return {**seen, "again": again}
+
+
+def resumed(name, kind, ranks, stop):
     """Return what becomes of a new run that goes on where so many ranks stopped."""
-    run = Run(KINDS[name])
+    run = Run(kind)
     run.load(at(ranks, name, stop))
     seen = [run.take(step) for step in range(stop, stop + FOLLOWING)]
     return {"run": seen, "weights": run.weights()}
@@ -249,4 +259,5 @@ def resumed(name, ranks, stop):
 
 def resumed_from(name, ranks):
     """Return the case of a run that goes on from the last stop of so many ranks."""
-    return lambda rank: resumed(name, ranks, KINDS[name].stops[-1])
+    kind = KINDS[name]
+    return lambda rank: resumed(name, kind, ranks, kind.stops[-1])

@@ -1,11 +1,11 @@
-"""Forty steps with overflows are the same in parallel as in one process."""
+"""Steps with overflows are the same in parallel as in one process."""
 
 import pytest
 
 from tests.torch.parallel.launch import all_saw, seen_by
 from tests.torch.parallel.parity_cases import ON_FOUR, ON_TWO, alone, bad_rows
 
-# Weights of about 1 after forty steps in f32, whose sums are taken in another
+# Weights of about 1 after some steps in f32, whose sums are taken in another
 # order: a few units in the last place.
 CLOSE = 2e-6
 

@@ -10,6 +10,7 @@ from tests.torch.parallel.resume_runs import (
     FROM_FOUR,
     FROM_TWO,
     KINDS,
+    OFTEN,
     OVERFLOWS,
     STOPS,
 )
@@ -106,9 +107,18 @@ def test_the_state_of_the_scaler_is_the_same_on_all_ranks(four, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_run_goes_on_bit_for_bit_from_any_stop(four, name):
+def test_a_run_goes_on_bit_for_bit_from_its_stop(four, name):
     for seen in all_saw(four, name):
         assert {int(stop) for stop in seen["again"]} == set(KINDS[name].stops)
+        for stop, steps in seen["again"].items():
+            assert steps == seen["run"][int(stop) : int(stop) + FOLLOWING]
+
+
+@pytest.mark.parametrize("name", OFTEN)
+def test_a_run_goes_on_bit_for_bit_from_each_of_25_stops(two, name):
+    for seen in all_saw(two, name):
+        assert skipped(seen["run"]) == set(OVERFLOWS)
+        assert {int(stop) for stop in seen["again"]} == set(STOPS)
         for stop, steps in seen["again"].items():
             assert steps == seen["run"][int(stop) : int(stop) + FOLLOWING]
 

@@ -1,10 +1,14 @@
 """What is open between two updates, and what an update in between does to it."""
 
+from functools import partial
+
 import pytest
 import torch
 
+from gradscale import GradscaleWarning, OrderError
 from gradscale.torch import GradScaler
 from gradscale.torch.grads import stats
+from gradscale.torch.optim import SGD as OwnSGD
 from tests.torch.training import OPTIMIZERS, backward, parameter, planted
 
 SGD = torch.optim.SGD
@@ -298,3 +302,116 @@ def test_unscaling_after_a_step_that_was_cut_short_is_an_error_as_in_torch(make)
     scaler.step(second)
     with pytest.raises(RuntimeError, match="is being called after step"):
         scaler.unscale_(second)
+
+
+@optimizers
+def test_gradients_that_wait_are_brought_to_the_scale_of_the_loss_added_to_them(make):
+    scaler, first, second, b = _two(make)
+    scaler.unscale_(first)
+    scaler.clip_grad_norm_(second, 64.0)
+    scaler.step(second)
+    scaler.update()
+    second.zero_grad()
+    scaler.scale(planted(b, 0.5)).backward()
+    scaler.step(first)
+    scaler.update()
+    backward(scaler, b, 0.25)
+    # 0.5 at a scale of 8 and 0.25 at 16, both of them at 16.
+    assert b.grad.tolist() == [12.0, 12.0]
+    scaler.unscale_(second)
+    assert b.grad.tolist() == [0.75, 0.75]
+
+
+def test_gradients_made_after_the_step_and_before_the_update_keep_their_scale():
+    scaler = GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    param = parameter(2)
+    optimizer = SGD([param], lr=1.0)
+    backward(scaler, param, 1.0)
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+    backward(scaler, param, 0.5)
+    scaler.update()
+    scaler.step(optimizer)
+    assert param.tolist() == [-1.5, -1.5]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [SGD, partial(SGD, fused=True), OwnSGD],
+    ids=["plain", "fused", "own"],
+)
+def test_a_second_step_on_used_gradients_takes_them_as_the_first_left_them(make):
+    scaler = GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    param = parameter(2)
+    optimizer = make([param], lr=1.0)
+    for _ in range(2):
+        if param.grad is None:
+            backward(scaler, param, 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        backward(scaler, parameter(2), 1.0)
+    assert param.tolist() == [-2.0, -2.0]
+
+
+def test_a_step_after_an_unscale_that_found_no_gradient_is_taken():
+    scaler, param = GradScaler("cpu", init_scale=4.0), parameter(2)
+    optimizer = SGD([param], lr=1.0)
+    scaler.scale(torch.zeros(()))
+    scaler.unscale_(optimizer)
+    backward(scaler, param, 1.0)
+    scaler.step(optimizer)
+    assert param.tolist() == [-1.0, -1.0]
+
+
+@optimizers
+def test_an_optimizer_first_seen_after_an_update_keeps_the_scale_of_its_gradients(make):
+    scaler, first, second, b = _two(make)
+    scaler.step(first)
+    scaler.update()
+    first.zero_grad()
+    backward(scaler, first.param_groups[0]["params"][0], 1.0)
+    scaler.step(second)
+    assert b.tolist() == _alone(make)
+
+
+def test_gradients_of_two_scales_of_an_optimizer_first_seen_add_up_at_one():
+    scaler, first, second, b = _two(SGD)
+    scaler.step(first)
+    scaler.update()
+    backward(scaler, b, 1.0)
+    scaler.step(second)
+    assert b.tolist() == [-2.0, -2.0]
+
+
+def test_written_gradients_of_an_optimizer_first_seen_are_reported():
+    scaler, first, second, b = _two(SGD)
+    scaler.step(first)
+    scaler.update()
+    b.grad.add_(0.0)
+    backward(scaler, b, 1.0)
+    with pytest.warns(GradscaleWarning, match=r"moved the scale.*GS104"):
+        scaler.step(second)
+
+
+def test_gradients_of_two_scales_are_an_error_where_that_was_asked_for():
+    scaler = GradScaler("cpu", init_scale=4.0, growth_interval=1, guard="raise")
+    a, b = parameter(2), parameter(2)
+    first, second = SGD([a], lr=1.0), SGD([b], lr=1.0)
+    scaler.scale(planted(a, 1.0) + planted(b, 1.0)).backward()
+    scaler.step(first)
+    scaler.update()
+    b.grad.add_(0.0)
+    backward(scaler, b, 1.0)
+    with pytest.raises(OrderError, match="GS104"):
+        scaler.step(second)
+    assert b.tolist() == [0.0, 0.0]
+
+
+def test_an_optimizer_first_seen_with_new_gradients_is_not_reported():
+    scaler, first, second, b = _two(SGD)
+    scaler.step(first)
+    scaler.update()
+    second.zero_grad()
+    backward(scaler, b, 1.0)
+    scaler.step(second)
+    assert b.tolist() == [-1.0, -1.0]

@@ -9,6 +9,7 @@ and its instances are recorded by `watch`.
 import functools
 import inspect
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from gradscale.core.checkpoint import AnyPolicy, torch_settings
 from gradscale.core.policies import DynamicScale
 from gradscale.errors import ConfigError, GradscaleError, GradscaleWarning
 from gradscale.recording.recorder import Recorder
+from gradscale.recording.shared_recorder import SharedFiles, SharedRecorder
 from gradscale.torch import messages
 from gradscale.torch.attach.watch import described, watch
 from gradscale.torch.checkpoint import SETTINGS, chosen
@@ -62,10 +64,12 @@ class Session(NamedTuple):
     Attributes:
         file: The run file.
         notes: A file of JSON lines in which each process reports its scalers.
+        files: The run files of this process.
     """
 
     file: str
     notes: str
+    files: SharedFiles
 
     def note(self, **fields: object) -> None:
         """Append a line to the notes in one write."""
@@ -91,6 +95,8 @@ class Recorded(GradScaler):
 
     stands_for: ClassVar[type]
     session: ClassVar[Session]
+    # In the place of a class of torch, which raises nowhere: the script goes on.
+    replaces_torch: ClassVar[bool]
     # A growth interval that the rule cannot count to, as it was set.
     _odd_interval: int | None = None
 
@@ -100,7 +106,14 @@ class Recorded(GradScaler):
                 self.session, policy=self._policy, names=self._parameter_names
             )
         super()._begin()
+        self._monitor.raises_at_floor = not self.replaces_torch
         self.session.note(made=type(self).__name__, enabled=self._enabled)
+
+    def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
+        super()._lazy_init_scale_growth_tracker(dev)
+        if self._state is not None:
+            # With the first loss: a run without an update is recorded too.
+            self._monitor.begin(self, self._state)
 
     def _recorder(self) -> Recorder | None:
         recorder = super()._recorder()
@@ -113,7 +126,7 @@ class Recorded(GradScaler):
         if not isinstance(self._record, Recorder):
             return messages.WarnOnce()
         # Warnings that torch would not print go into the file.
-        return _RecordedWarnings(self._record, self.stands_for)
+        return _RecordedWarnings(self._record, self.replaces_torch)
 
     def _parameter_names(self) -> list[str]:
         steps = [s for s in self._iteration.settled.values() if s.owner() is not None]
@@ -124,7 +137,7 @@ class Recorded(GradScaler):
             super()._set_move(**setting)
             odd = None
         except ConfigError:
-            if issubclass(self.stands_for, GradScaler):
+            if not self.replaces_torch:
                 raise
             odd = _odd(setting.get("growth_interval", 1))
             if odd is not None:
@@ -154,11 +167,14 @@ class Recorded(GradScaler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, with all settings that torch's scaler takes."""
+        if self._enabled and self.replaces_torch and "scale" in state_dict:
+            scale = self._clipped(state_dict["scale"])
+            state_dict = {**state_dict, "scale": scale}
         moves = {name: state_dict[name] for name in SETTINGS[1:] if name in state_dict}
         try:
             DynamicScale(**moves)
         except ConfigError:
-            if issubclass(self.stands_for, GradScaler):
+            if not self.replaces_torch:
                 raise
             super().load_state_dict({**state_dict, **moves_of(DynamicScale())})
             for name, value in moves.items():
@@ -171,9 +187,26 @@ class Recorded(GradScaler):
         states = self._per_optimizer_states.values()
         read = any(state["found_inf_per_device"] for state in states)
         waits = self._scale is not None and new_scale is None and not read
-        if waits and not issubclass(self.stands_for, GradScaler):
+        if waits and self.replaces_torch:
             raise messages.nothing_to_update()
+        if self._enabled and self.replaces_torch:
+            new_scale = self._clipped(new_scale)
         super().update(new_scale)
+
+    def _clipped(self, scale: Any) -> Any:
+        """Return a scale within the bounds of the policy, which torch does not have.
+
+        NaN gives the present scale. What torch refuses, and a tensor on a device, is
+        returned as it is.
+        """
+        value = scale
+        if isinstance(value, Tensor) and value.device.type == "cpu":
+            value = value.item() if value.numel() == 1 else None
+        low, high = self._policy.min_scale, self._policy.max_scale
+        if not isinstance(value, float) or low <= value <= high:
+            return scale
+        self._warn.clipped_scale(value, self._policy)
+        return self.get_scale() if math.isnan(value) else min(max(value, low), high)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_policy" in state:
@@ -192,10 +225,10 @@ class Recorded(GradScaler):
 class _RecordedWarnings(messages.WarnOnce):
     """Writes warnings into the run file instead of issuing them."""
 
-    def __init__(self, recorder: Recorder, stands_for: type) -> None:
+    def __init__(self, recorder: Recorder, replaces_torch: bool) -> None:
         super().__init__()
         self._recorder = recorder
-        self._replaces_torch = not issubclass(stands_for, GradScaler)
+        self._replaces_torch = replaces_torch
 
     def no_gradients(self, optimizer: Any) -> None:
         raises = self._replaces_torch and not unscales_itself(optimizer)
@@ -220,10 +253,12 @@ def install(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
         environment: Holds the variables that `gradscale run` sets.
 
     Returns:
-        A function that removes the patch; existing instances stay recorded.
+        A function that removes the patch and closes the run files.
     """
     session = Session(
-        environment["GRADSCALE_RUN_FILE"], environment["GRADSCALE_RUN_NOTES"]
+        environment["GRADSCALE_RUN_FILE"],
+        environment["GRADSCALE_RUN_NOTES"],
+        SharedFiles(),
     )
     base = torch.amp.GradScaler
     original_init = base.__init__
@@ -253,6 +288,7 @@ def install(environment: Mapping[str, str] = os.environ) -> Callable[[], None]:
     def undo() -> None:
         base.__init__ = original_init  # type: ignore[method-assign]
         base.__new__ = _plain_new  # type: ignore[method-assign]
+        session.files.close()
 
     return undo
 
@@ -321,6 +357,7 @@ def _recorded(ours: type[GradScaler], theirs: type, session: Session) -> type:
             "__doc__": theirs.__doc__,
             "stands_for": theirs,
             "session": session,
+            "replaces_torch": not issubclass(theirs, GradScaler),
         },
     )
 
@@ -329,7 +366,8 @@ def _recorder(session: Session, **settings: Any) -> Recorder:
     def failed(error: GradscaleError | GradscaleWarning) -> None:
         session.note(failed=str(error))
 
-    return Recorder(
+    return SharedRecorder(
+        session.files,
         session.file,
         quiet=True,
         made=session.note_file,

@@ -23,7 +23,7 @@ from gradscale.torch.device_state.layout import (
     new_device_state,
 )
 from gradscale.torch.device_state.loss_stats import note_loss_
-from gradscale.torch.devices import can_touch_host, to_device
+from gradscale.torch.devices import can_touch_host, outside_inference_mode, to_device
 from gradscale.torch.grads.stats import GradStats, largest, read
 from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.monitor.recorder import process_here
@@ -189,6 +189,7 @@ class Watch:
         self._read(optimizer)
         return self._methods["step"](optimizer, *args, **kwargs)
 
+    @outside_inference_mode()
     def _read(self, optimizer: Any) -> None:
         """Read the gradients, before they are unscaled."""
         scale = self._scaler._scale
@@ -222,7 +223,7 @@ class Watch:
             self._note(facts)
         return returned
 
-    @torch.no_grad()
+    @outside_inference_mode()
     def _facts(self) -> StepFacts | None:
         """Return the facts that this update acts on; None if no gradient was read."""
         scale = self._scaler._scale
@@ -253,7 +254,7 @@ class Watch:
             grad_norm=state.unasked,
         )
 
-    @torch.no_grad()
+    @outside_inference_mode()
     def _note(self, facts: StepFacts) -> None:
         """Write the row of this update and record the rows that have arrived."""
         state = self._state
@@ -271,7 +272,9 @@ class Watch:
         recorder = self._rows.recorder
         if not recorder.begun:
             recorder.begin()
+            recorder.trains(sources[-1] for _, sources in stats)
             recorder.before_end(functools.partial(self._rows.drain, state))
+        recorder.begin_update()
         self._rows.end_update(state, stats)
 
 
@@ -330,6 +333,7 @@ class _RowRecorder:
             # A peak is NaN if any element is, and infinite only if none is NaN.
             if any(math.isnan(peak) for peak in named.values()):
                 record = record._replace(nan=True)
+            record = self.recorder.numbered(record)
             judgement = self._judge.see(record, culprits)
             self.recorder.see(record, judgement, culprits, named)
             if sample is not None:

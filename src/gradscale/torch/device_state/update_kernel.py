@@ -151,10 +151,10 @@ def _update(
         due = steps + 1 >= growth_interval
         lower_debt = tl.where(debt > 0, debt - 1, 0)
         forgiven = (lower_debt == 0) & (period > 0)
-        raised = tl.where(due, scale * growth_factor, scale)
+        raised = scale * growth_factor
+        raised = tl.where(due & (raised < float("inf")), raised, scale)
         shrunk = tl.where(forgiven, scale, scale * backoff_factor)
         moved = tl.where(finite, raised, shrunk)
-        # A product that overflows is inf, which is above every max_scale.
         moved = tl.where(moved > max_scale, max_scale, moved)
         moved = tl.where(moved < min_scale, min_scale, moved)
         next_steps = tl.where(finite & (due == 0), steps + 1, 0)

@@ -90,7 +90,7 @@ def clip_params_(
         norm, factors = agree_on_norm(norm, norm_type), [inv_scale]
     assert norm is not None
     clip = clip_of(norm, max_norm, torch.stack(factors).amin())
-    multiply_(gradients.tensors, clip.coef, gradients.kind)
+    multiply_(gradients.originals or gradients.tensors, clip.coef, gradients.kind)
     return clip.applied()
 
 

@@ -31,8 +31,8 @@ def collect(
     """Collect the gradients of `params`, refusing by name what cannot be unscaled.
 
     A gradient that is expanded, negated or conjugated on reading, or made in inference
-    mode is written out, and a sparse one is coalesced; all of them replace `.grad`.
-    No host sync.
+    mode is written out and replaces `.grad`, as a coalesced one does for f16. Of other
+    sparse ones a coalesced copy is read. No host sync.
 
     Args:
         params: The parameters; those without a gradient are passed over. A list is
@@ -109,6 +109,7 @@ def _collect_any(
 ) -> GradSnapshot:
     owners: list[Tensor] = []
     tensors: list[Tensor] = []
+    originals: list[Tensor] = []
     addresses: list[int] = []
     versions: list[int] = []
     grads: list[Tensor] = []
@@ -141,17 +142,23 @@ def _collect_any(
         grads.append(param.grad)  # type: ignore[arg-type]  # there is one
         if grad.numel() == 0:
             continue
+        original = grad
+        if param.grad.is_sparse and not param.grad.is_coalesced():  # type: ignore[union-attr]
+            # Torch multiplies these. The sum of duplicates may overflow although none
+            # of them does.
+            original, grad = grad, param.grad.coalesce()._values()  # type: ignore[union-attr]
         if not tracing:
-            address = grad.data_ptr()
+            address = original.data_ptr()
             if address in by_address:
                 _check_same_view(param, grad, by_address[address], names)
                 shared = True
                 continue
             by_address[address] = grad
-            addresses.append(address)
-            versions.append(grad._version)
+            addresses.append(grad.data_ptr())
+            versions.append(original._version)
         owners.append(param)
         tensors.append(grad)
+        originals.append(original)
     if halves:
         raise _fp16_refused(halves, names)
     # torch.compile knows no arrays; while it traces there is nothing in them.
@@ -161,6 +168,8 @@ def _collect_any(
     gradients = GradSnapshot(
         owners, tensors, begins, marks, sizes, None, present, shared
     )
+    if not tensor_list.same(originals, tensors):
+        gradients = gradients._replace(originals=originals)
     if not tracing and not tensor_list.same(grads, tensors):
         gradients = gradients._replace(wrapped=grads)
     if tracing:
@@ -221,8 +230,7 @@ def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
 def _strided(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
     """Return a strided tensor without overlap; `.grad` is replaced where needed."""
     if grad.layout is torch.sparse_coo:
-        if not grad.is_coalesced():
-            # The sum of duplicates may overflow although none of them does.
+        if grad.dtype is torch.float16 and not grad.is_coalesced():
             grad = param.grad = grad.coalesce()
         return grad._values()
     if grad.layout is not torch.strided:

@@ -114,6 +114,10 @@ class ModuleHooks:
         self._finite_steps = 0
         self._clear()
 
+    def forget(self) -> None:
+        """Drop the observations of an iteration that is abandoned."""
+        self._clear()
+
     def finite_step(self) -> None:
         """Count a finite step and drop its observations; disable after three in a row.
 

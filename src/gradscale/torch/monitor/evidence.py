@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.underflow.sample import UnderflowSample
 
 _LARGEST_F32 = torch.finfo(torch.float32).max
+# How far an adaptive optimizer moves a weight in a step, at most, in learning rates.
+ADAPTIVE_REACH = 10.0
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -30,12 +33,14 @@ class StepEvidence(NamedTuple):
         culprits: Names of the gradients or weights that were not finite.
         peaks: The largest scaled magnitude of each gradient; empty unless recorded.
         tensors: Number of gradients that were read; 0 for a healthy step.
+        weights: The look at weights and learning rates; empty if there was none.
     """
 
     record: StepRecord
     culprits: list[str]
     peaks: Mapping[str, float]
     tensors: int
+    weights: Mapping[str, Any] = MappingProxyType({})
 
 
 class EvidenceCollector:
@@ -53,6 +58,7 @@ class EvidenceCollector:
         self._model = model
         self._lookup = lookup
         self._peaks = peaks
+        self._first_weights: WeightCheck | None = None
 
     def model_of(self, steps: Sequence[OptimizerStep]) -> nn.Module | None:
         """Return the model that the steps' optimizers train, None if unknown."""
@@ -86,7 +92,8 @@ class EvidenceCollector:
             fits = abs(record.loss * record.scale) <= _LARGEST_F32
             record = record._replace(scaled_loss_finite=fits)
         if sample is not None:
-            record = record._replace(lost=sample.lost)
+            lost, layer = sample.losses()
+            record = record._replace(lost=lost, lost_layer=layer)
         finite = record.finite and record.norm_finite and record.loss_finite
         if finite or not record.read:
             return PendingEvidence(record, steps, sample)
@@ -115,15 +122,49 @@ class EvidenceCollector:
         if bad_weights:
             record, culprits = record._replace(weights_finite=False), bad_weights
         peaks = copy.peaks(model) if self._peaks else {}
-        return StepEvidence(record, culprits, peaks, copy.tensors)
+        look = {} if weights is None else self._look(weights, steps, record.step)
+        return StepEvidence(record, culprits, peaks, copy.tensors, look)
+
+    def keep_weights(self, step: OptimizerStep) -> None:
+        """Keep the size of the weights before the first step. No host sync."""
+        if self._first_weights is None:
+            named = zip(map(str, range(len(step.params()))), step.params(), strict=True)
+            self._first_weights = WeightCheck(named, buffers_of(self._model))
+
+    def _look(
+        self, weights: "WeightCheck", steps: Sequence[OptimizerStep], step: int
+    ) -> dict[str, Any]:
+        """Return what the judge needs to know of weights and learning rates."""
+        if not _optimizers_of(steps):
+            return {}
+        groups = [
+            group for each in _optimizers_of(steps) for group in each.param_groups
+        ]
+        rates = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]
+        first = self._first_weights
+        (peak, name), start = weights.peak(), 0.0 if first is None else first.peak()[0]
+        adaptive = all("betas" in group for group in groups)
+        reach = ADAPTIVE_REACH * max(rates, default=0.0) * max(1, step)
+        known = set() if first is None else set(first.bad_buffers())
+        return {
+            "observed": "weights",
+            "peak": peak,
+            "largest": name,
+            "first_peak": start,
+            "rates": sorted(set(rates))[-3:],
+            # Adaptive optimizers move a weight by little more than their rate a step.
+            "beyond_rate": adaptive and bool(rates) and peak - start > reach,
+            "buffer": next((b for b in weights.bad_buffers() if b not in known), ""),
+        }
 
     def _check_weights(self, steps: Sequence[OptimizerStep]) -> "WeightCheck | None":
         # Each rank has its own part of sharded weights, and all must judge the same.
         if not steps or any(step.channel is not None for step in steps):
             return None
         try:
-            weights = weights_of(self.model_of(steps), _optimizers_of(steps))
-            return WeightCheck(weights)
+            model = self.model_of(steps)
+            weights = weights_of(model, _optimizers_of(steps))
+            return WeightCheck(weights, buffers_of(model))
         except Exception:
             # named_parameters() may run user code and weights may be of any subclass,
             # so anything may be raised; a check must not end the run.
@@ -220,41 +261,74 @@ class WeightCheck:
 
     Args:
         weights: With their names; of this rank. Tensors that are no floats are ignored.
+        buffers: Buffers with their names, likewise.
     """
 
     @torch.no_grad()
-    def __init__(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        named = [(name, _elements(weight)) for name, weight in weights]
-        named = [(n, v) for n, v in named if v.dtype in _FLOATS and v.numel()]
-        self._flags = []
-        for (device, _), indices, tensors in by_kind([values for _, values in named]):
-            on_host = device.type == "cpu"
-            peaks = peaks_on_host(tensors) if on_host else peaks_on_device(tensors)
-            names = [named[i][0] for i in indices]
-            self._flags.append((names, AsyncTensor(~torch.isfinite(peaks))))
+    def __init__(
+        self,
+        weights: Iterable[tuple[str, Tensor]],
+        buffers: Iterable[tuple[str, Tensor]] = (),
+    ) -> None:
+        self._weights = _peaks_of(weights)
+        self._buffers = _peaks_of(buffers)
 
     @property
     def in_flight(self) -> bool:
         """Whether a copy may not have arrived yet."""
-        return any(flags.pending for _, flags in self._flags)
+        return any(peaks.pending for _, peaks in self._weights + self._buffers)
 
     def not_finite(self) -> list[str]:
         """Return the names of the weights that are not finite, in order."""
-        return [
-            name
-            for names, flags in self._flags
-            for name, flag in zip(names, flags.values().tolist(), strict=True)
-            if flag
+        return _not_finite(self._weights)
+
+    def bad_buffers(self) -> list[str]:
+        """Return the names of the buffers that are not finite."""
+        return _not_finite(self._buffers)
+
+    def peak(self) -> tuple[float, str]:
+        """Return the largest finite magnitude of a weight, and its name."""
+        named = [
+            (value, name)
+            for names, peaks in self._weights
+            for name, value in zip(names, peaks.values().tolist(), strict=True)
+            if math.isfinite(value)
         ]
+        return max(named, default=(0.0, ""))
+
+
+def _peaks_of(
+    tensors: Iterable[tuple[str, Tensor]],
+) -> list[tuple[list[str], AsyncTensor]]:
+    """Start to copy the largest magnitude of each tensor to the host, by device."""
+    named = [(name, _elements(tensor)) for name, tensor in tensors]
+    named = [(n, v) for n, v in named if v.dtype in _FLOATS and v.numel()]
+    found = []
+    for (device, _), indices, values in by_kind([value for _, value in named]):
+        on_host = device.type == "cpu"
+        peaks = peaks_on_host(values) if on_host else peaks_on_device(values)
+        found.append(([named[i][0] for i in indices], AsyncTensor(peaks)))
+    return found
+
+
+def _not_finite(found: list[tuple[list[str], AsyncTensor]]) -> list[str]:
+    return [
+        name
+        for names, peaks in found
+        for name, peak in zip(names, peaks.values().tolist(), strict=True)
+        if not math.isfinite(peak)
+    ]
+
+
+def buffers_of(model: nn.Module | None) -> list[tuple[str, Tensor]]:
+    """Return the buffers of a model with their names."""
+    return [] if model is None else list(model.named_buffers())
 
 
 def weights_of(
     model: nn.Module | None, optimizers: Iterable[Any]
 ) -> list[tuple[str, Tensor]]:
     """Return the names and parameters of a model and of optimizers.
-
-    Buffers are left out: a mask may be infinite on purpose, and a training step does
-    not depend on running statistics.
 
     Args:
         model: Its parameters, frozen ones included.

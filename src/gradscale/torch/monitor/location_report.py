@@ -1,4 +1,4 @@
-"""Reports the locations that the module hooks found, each module once."""
+"""Records the locations that the module hooks found, each module once."""
 
 from gradscale.core.records import Verdict
 from gradscale.recording.recorded_run import RecordedRun
@@ -6,10 +6,10 @@ from gradscale.torch.locate.result import Location
 
 
 class LocationReport:
-    """Prints and records locations of non-finite values, each module once.
+    """Passes locations of non-finite values to the judge, each module once.
 
     Args:
-        run: Prints and records.
+        run: Judges and records. The finding that the location belongs to is printed.
     """
 
     def __init__(self, run: RecordedRun) -> None:
@@ -17,19 +17,14 @@ class LocationReport:
         self._reported: set[tuple[str | None, str]] = set()
 
     def report(self, location: Location, step: int) -> None:
-        """Record and print the location in a step, if it is new."""
+        """Record the location in a step, if it is new."""
         key = location.module, location.direction
         if not location.found or key in self._reported:
             return
         self._reported.add(key)
-        code = Verdict.OVERFLOW.value if location.loss_finite else "GS203"
-        if self._run.recorder is not None:
-            fields = location.as_dict()
-            self._run.recorder.event(
-                code, step=step, where=location.module, data=fields
-            )
-        text = f"{code} step {step}: first non-finite value\n{location.text()}"
-        self._run.report(text)
+        code = Verdict.OVERFLOW if location.loss_finite else Verdict.FORWARD_NONFINITE
+        fields = location.as_dict()
+        self._run.observe(step, fields, code=code.code, where=location.module)
 
     def clear(self) -> None:
         """Allow every module to be reported again."""

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from gradscale.torch.kernels import Kernels
 from gradscale.torch.locate.module_hooks import ModuleHooks
 from gradscale.torch.monitor.evidence import EvidenceCollector, PendingEvidence
 from gradscale.torch.monitor.location_report import LocationReport
+from gradscale.torch.monitor.loop_check import EVERY, FIRST, LoopCheck
 from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.step.optimizer_step import OptimizerStep
@@ -31,6 +32,8 @@ from gradscale.torch.underflow.sample import UnderflowSample
 
 # The distance of the steps that are sampled for sinks alone.
 SAMPLE_EVERY = 100
+# Losses before an update, in usual windows, from which on no step uses them.
+SCALED_IN_VAIN = 8
 # Bad steps in a row, not explained by a scale that is being found, before the module
 # hooks are enabled.
 HOOKED_AFTER = 3
@@ -55,9 +58,12 @@ class Monitor:
 
     Attributes:
         module_hooks: The module hooks.
+        loop: Samples how the training loop uses the scaler.
         model_lookup: Finds the model of an optimizer.
         meter: The underflow meter; it samples where there is a run file or a sink.
         recorded: There is a run file or a sink.
+        raises_at_floor: Raise `ScaleCollapsed`. If False, steps go on being skipped
+            and the finding is recorded.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class Monitor:
         )
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
         self.recorded = self._run.observed
+        self.raises_at_floor = True
         self.meter = Meter(every if self.recorded else None, kernels=kernels)
         weakref.finalize(self, self.meter.remove_hooks).atexit = False
         self._copies = RowCopies()
@@ -102,9 +109,20 @@ class Monitor:
         self._bad = 0
         # Of the last step that was not finite.
         self._culprits: list[str] = []
-        self._begun = False
+        self._begun = self._unlocated = False
         self._end: weakref.finalize[..., Any] | None = None
         self._locations = LocationReport(self._run)
+        # Losses scaled since the last update, and before the others.
+        self.scaled_losses = 0
+        self._windows: Counter[int] = Counter()
+        self._last_weights: Mapping[str, Any] = {}
+        self._last_scale = 0.0
+        run = self._run
+        self.loop = LoopCheck(
+            lambda update, data: run.observe(run.step_of_update(update), data),
+            self.model_lookup,
+            optimizers=self.recorded,
+        )
 
     def end_update(
         self, scaler: Any, state: DeviceState, steps: Mapping[int, OptimizerStep]
@@ -120,9 +138,15 @@ class Monitor:
             ScaleCollapsed: The scale stays at its floor.
             HopelessRun: No scale can help, and `guard` is "raise".
         """
-        if self.recorded and not self._begun:
-            # With the first update: a run of a few steps is recorded too.
-            self._begin(scaler, state)
+        # With the first update: a run of a few steps is recorded too.
+        self.begin(scaler, state)
+        recorder = self._run.recorder
+        if recorder is not None:
+            if not self._windows:
+                recorder.trains(step.owner() for step in steps.values())
+            recorder.begin_update(state.total.start)
+        self._windows[self.scaled_losses] += 1
+        self.scaled_losses = 0
         self._steps.append(steps)
         sample = self.meter.end_step() if self.recorded else None
         while self.meter.failures:
@@ -132,6 +156,10 @@ class Monitor:
         if self.module_hooks.enabled:
             self._report_location(state)
         rows = self._copies.advance(state)
+        updates = self._copies.updates
+        if self.loop.due or updates in FIRST or (updates + 1) % EVERY == 0:
+            scale = self._last_scale or scaler.policy.init_state().scale
+            self.loop.end_update(updates, scale, steps)
         if not rows and not self._waiting:
             return
         self._judge_rows(rows, scaler.state_dict)
@@ -145,6 +173,14 @@ class Monitor:
             self._judge_waiting(None)
             self._run.hopeless = None
             raise error
+
+    def report_late_backward(self) -> None:
+        """Let the judge know of a backward pass onto unscaled gradients."""
+        self.loop.late_backward(self._copies.updates + 1, self._last_scale)
+
+    def keep_weights(self, step: OptimizerStep) -> None:
+        """Keep the size of the weights before the first step. No host sync."""
+        self._evidence.keep_weights(step)
 
     def drop(self, key: int, param_groups: list[dict[str, Any]]) -> None:
         """Let go of the parameters of an optimizer that was deleted."""
@@ -164,7 +200,7 @@ class Monitor:
                 self._locations.clear()
         else:
             location = self.module_hooks.locate(record.scale)
-            self._locations.report(location, record.step)
+            self._locations.report(location, self._run.step_of_update(record.step))
 
     def _hooks_failed(self) -> bool:
         """Report a failure of the module hooks and disable them; return if there is."""
@@ -189,23 +225,26 @@ class Monitor:
         policy = scaler.policy
         fixed = policy.min_scale == policy.max_scale
         for record, refused, _ in rows:
-            if record.floor_steps >= COLLAPSED_AFTER:
+            if record.floor_steps >= COLLAPSED_AFTER and self.raises_at_floor:
                 # For the names that the findings have.
                 self._judge_waiting(scaler.state_dict)
-                return messages.collapsed(record, policy, self._culprits)
+                finding, self._run.raised_text = self._run.raised_text, ""
+                return messages.collapsed(record, policy, self._culprits, finding)
             if refused:
                 self._warn.refused_scale(policy)
             if fixed and record.read and not record.applied:
                 self._warn.static_skip(record.scale)
         return None
 
-    def _begin(self, owner: Any, state: DeviceState) -> None:
-        """Make the run file, if there is to be one.
+    def begin(self, owner: Any, state: DeviceState) -> None:
+        """Make the run file, if there is to be one; once.
 
         Args:
             owner: With it all is closed, if the process does not end before.
             state: Rows that are not judged at the end come from it.
         """
+        if self._begun or not self.recorded:
+            return
         self._begun = True
         last = partial(_drain, self, state, os.getpid())
         self._run.begin()
@@ -224,6 +263,18 @@ class Monitor:
             self._samples.update((s.step, s) for s in self.meter.finish())
             self._judge_rows(self._copies.drain(state), None)
         self._judge_waiting(None)
+        unused = self._unused_losses()
+        if unused:
+            data = {"observed": "end", "unused_losses": unused}
+            step = self._run.step_of_update(self._copies.updates + 1)
+            self._run.observe(step, data)
+
+    def _unused_losses(self) -> int:
+        """Return the losses beyond the usual window, in windows far longer than it."""
+        [(usual, _)] = self._windows.most_common(1) or [(1, 0)]
+        windows = [*self._windows.items(), (self.scaled_losses, 1)]
+        long = SCALED_IN_VAIN * max(1, usual)
+        return sum((size - usual) * times for size, times in windows if size >= long)
 
     def write_bundle(self, parent: Path, state: dict[str, Any], batch: Any) -> Path:
         """Write the evidence of the last steps that have been judged."""
@@ -243,6 +294,7 @@ class Monitor:
             self._run.close()
         self.module_hooks.disable()
         self.meter.remove_hooks()
+        self.loop.close()
 
     def _judge_rows(
         self,
@@ -256,6 +308,8 @@ class Monitor:
             state_dict: Returns the scaler's state, for a bundle; None to stop nothing.
         """
         now = self._copies.updates
+        if rows:
+            self._last_scale = rows[-1].record.scale
         for row in rows:
             record = row.record
             healthy = record.finite and record.norm_finite and record.loss_finite
@@ -299,6 +353,9 @@ class Monitor:
         judge, sample = self._run.judge, case.sample
         judge.tensors = max(judge.tensors, found.tensors)
         self._culprits = found.culprits
+        if found.weights and found.weights != self._last_weights:
+            self._last_weights = found.weights
+            self._run.observe(self._run.step_of(found.record), found.weights)
         judged = self._run.record_step(
             found.record,
             found.culprits,
@@ -321,8 +378,15 @@ class Monitor:
         if self._bad < HOOKED_AFTER or hooks.enabled or hooks.failure is not None:
             return
         model = self._evidence.model_of(steps)
-        if model is not None and not hooks.enable(model):
-            self._hooks_failed()
+        enabled = model is not None and hooks.enable(model)
+        if not enabled and not self._hooks_failed() and not self._unlocated:
+            self._unlocated = True
+            reason = "no model was found; pass model= to the scaler"
+            if model is not None:
+                reason = "hooks do not reach into a compiled model"
+            what = f"the module that makes the first non-finite value: {reason}"
+            data = {"observed": "not_judged", "what": what}
+            self._run.observe(self._run.step_of(record), data)
 
 
 def _drain(monitor: Monitor, state: DeviceState, pid: int) -> None:

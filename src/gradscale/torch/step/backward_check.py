@@ -1,33 +1,42 @@
-"""Noticing a backward pass that adds scaled gradients to unscaled ones."""
+"""Gradients that a backward pass must not simply add to."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from gradscale.torch.messages import Mixture
 from gradscale.torch.step.iteration import Iteration
 
 
 def watch_backward(
-    scaled: Tensor, iteration: Iteration, report: Callable[[list[Tensor]], None]
+    scaled: Tensor,
+    iteration: Iteration,
+    scale: Tensor,
+    report: Callable[[list[Tensor], Mixture], None],
 ) -> None:
-    """Report the parameters whose unscaled gradients a backward pass changes.
+    """Keep gradients of two scales from being added up by a backward pass.
 
-    Clipping, or a backward of another optimizer's loss, is not reported. Nothing is
-    read from the device.
+    Gradients that wait since an update are brought to the scale of the loss. The
+    parameters whose unscaled gradients the pass changes are reported; clipping, or a
+    backward of another optimizer's loss, is not. Nothing is read from the device.
 
     Args:
         scaled: The scaled loss.
-        iteration: Knows the parameters whose gradients are unscaled when it begins.
-        report: Called at the end of the backward pass with the parameters.
+        iteration: Knows the gradients that wait, or are unscaled, when it begins.
+        scale: f32[], the scale of the last loss.
+        report: Called at the end of the backward pass with the parameters, and why.
     """
     if scaled.grad_fn is None:
         return
 
     def before(_: tuple[Tensor | None, ...]) -> None:
-        if not (iteration.steps or iteration.carried):
+        iteration.backwards += 1
+        iteration.scaled = True
+        if not (iteration.steps or iteration.carried or iteration.strays):
             return
         iteration.forget_cleared()
+        iteration.bring_to(scale)
         closed = iteration.closed_params()
         noted = [(param, *_mark(param.grad)) for param in closed]
         if noted:
@@ -41,7 +50,7 @@ def watch_backward(
             if param.grad is not grad or _mark(grad)[1] != version
         ]
         if changed:
-            report(changed)
+            report(changed, "closed")
 
     scaled.grad_fn.register_prehook(before)
 

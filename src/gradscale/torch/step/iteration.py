@@ -2,6 +2,7 @@
 
 import weakref
 from collections import defaultdict
+from contextlib import suppress
 from functools import reduce
 from itertools import chain
 from typing import Any, NamedTuple
@@ -10,13 +11,21 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
+from gradscale.errors import GradientError
 from gradscale.torch.device_state.update import StepSummary
 from gradscale.torch.devices import to_device
 from gradscale.torch.grads.clip import Clip
+from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import largest
+from gradscale.torch.grads.unscale import multiply_
 from gradscale.torch.step.dispatch import mode_of
 from gradscale.torch.step.entries import OptimizerEntries
-from gradscale.torch.step.optimizer_step import OptimizerStep
+from gradscale.torch.step.optimizer_step import (
+    Mark,
+    OptimizerStep,
+    is_marked,
+    mark_of,
+)
 
 
 def fresh_state() -> dict[str, Any]:
@@ -44,27 +53,27 @@ def skip_of(
 
 
 class Carried(NamedTuple):
-    """A step that an `update()` found unfinished.
-
-    Attributes:
-        step: All that is known of it.
-        state: Its stage and flags.
-        gradients: For each gradient, a weak reference and its version: a gradient
-            that was replaced or written to is of another step.
-    """
+    """A step that an `update()` found unfinished, and its stage and flags."""
 
     step: OptimizerStep
     state: dict[str, Any]
-    gradients: list[tuple[weakref.ref[Tensor], int]]
 
-    def still_holds(self) -> bool:
-        """Return whether the gradients are the very same as at the update."""
-        grads = [param.grad for param in self.step.params()]
-        present = [grad for grad in grads if grad is not None]
-        return len(present) == len(self.gradients) and all(
-            grad is ref() and grad._version == version
-            for grad, (ref, version) in zip(present, self.gradients, strict=True)
-        )
+    def is_closed(self) -> bool:
+        """Return whether no backward should add to the gradients any more."""
+        unscaled = self.state["stage"] is OptState.UNSCALED
+        return unscaled or self.step.clip is not None
+
+
+class Stray(NamedTuple):
+    """A gradient of no known optimizer, when an update first found it.
+
+    Attributes:
+        mark: The gradient and its version.
+        scale: f32[], its scale.
+    """
+
+    mark: Mark
+    scale: Tensor
 
 
 class Iteration:
@@ -78,8 +87,15 @@ class Iteration:
         noted: The last one was noted in the device state; in a transform of
             `torch.func` it cannot be.
         losses: How many scalar losses were.
+        backwards: How many backward passes of scaled losses have begun.
         carried: Steps that an update found unfinished, by the same key.
         settled: The steps behind the last outcome; empty before the first.
+        used: The last step of each optimizer, while the gradients that it has used may
+            still be there.
+        first: No update was made yet.
+        leaves: Weak references to the leaves of the losses before the first update, by
+            id; after it, without those of known optimizers.
+        strays: Their gradients that an update has found, by the same key.
         closed: The keys of the steps that the last update has ended; none if it only
             set the scale.
     """
@@ -88,6 +104,10 @@ class Iteration:
         self.settled: dict[int, OptimizerStep] = {}
         self.closed: set[int] = set()
         self.carried: dict[int, Carried] = {}
+        self.used: dict[int, OptimizerStep] = {}
+        self.first = True
+        self.leaves: dict[int, weakref.ref[Tensor]] = {}
+        self.strays: dict[int, Stray] = {}
         self.renew()
 
     def renew(self) -> None:
@@ -97,7 +117,7 @@ class Iteration:
         self.params_clips: list[tuple[frozenset[int], Clip]] = []
         self.scaled = False
         self.noted = True
-        self.losses = 0
+        self.losses = self.backwards = 0
 
     def replace_states(self, states: dict[int, dict[str, Any]]) -> None:
         """Take a new table of states, with which other code ends the iteration."""
@@ -115,7 +135,7 @@ class Iteration:
         key = id(optimizer)
         if key not in self.steps:
             carried = self.carried.pop(key, None)
-            if carried is not None and carried.still_holds():
+            if carried is not None and carried.step.holds():
                 self.steps[key], self.states[key] = carried.step, carried.state
                 carried.step.optimizer = optimizer
                 carried.step.name_sources = (model, optimizer)
@@ -247,6 +267,7 @@ class Iteration:
         if key in self.settled:
             self.settled[key].name_params(param_groups)
         self.carried.pop(key, None)
+        self.used.pop(key, None)
 
     def unscaled(self) -> list[OptimizerStep]:
         """Return the steps whose gradients are unscaled and not yet used."""
@@ -262,9 +283,39 @@ class Iteration:
         carried = [
             one.step
             for one in self.carried.values()
-            if one.state["stage"] is OptState.UNSCALED and one.still_holds()
+            if one.is_closed() and one.step.holds()
         ]
         return params_of(self.unscaled() + clipped + carried)
+
+    def bring_to(self, scale: Tensor) -> None:
+        """Bring gradients that wait since an update to the scale of a new loss.
+
+        Its backward pass may add to them. No host sync.
+
+        Args:
+            scale: f32[], the scale of the loss.
+        """
+        waiting = [one.step for one in self.carried.values() if not one.is_closed()]
+        self.carried = {k: one for k, one in self.carried.items() if one.is_closed()}
+        for step in self.steps.values():
+            if self.stage(step) is OptState.READY and step.clip is None:
+                waiting.append(step)
+        # All before any is written to: optimizers may share a parameter.
+        held = [step for step in waiting if step.scale is not None and step.holds()]
+        done: set[int] = set()
+        for step in held:
+            assert step.scale is not None
+            params = [param for param in step.params() if id(param) not in done]
+            done.update(map(id, params))
+            rescale_(params, scale / step.scale)
+        for step in waiting:
+            step.scale = None
+        for key, stray in list(self.strays.items()):
+            leaf = self.leaves[key]() if key in self.leaves else None
+            grad = None if leaf is None else leaf.grad
+            if leaf is not None and grad is not None and is_marked(grad, stray.mark):
+                rescale_([leaf], scale / stray.scale)
+                del self.strays[key]
 
     def also_skip(self, step: OptimizerStep, found: Tensor) -> None:
         """Skip a step that was decided before, where `found` is 1."""
@@ -281,12 +332,14 @@ class Iteration:
             entries: Optimizers that were not called since the last update may have
                 gradients too, which keep their scale.
         """
+        if self.carried and not torch.compiler.is_compiling():
+            held = [key for key, old in self.carried.items() if old.step.holds()]
+            self.carried = {key: self.carried[key] for key in held}
         if self.scaled and not torch.compiler.is_compiling():
             for optimizer in entries.others({*self.steps, *self.carried}):
-                before = self.settled.get(id(optimizer))
-                step = self.open(optimizer, None)
-                grads = [param.grad for param in step.params()]
-                if before is not None and before.still_has(grads):
+                before = self.used.get(id(optimizer))
+                self.open(optimizer, None)
+                if before is not None and before.still_has():
                     # Of a step that was taken.
                     self.forget_one(id(optimizer))
         touched = [
@@ -296,6 +349,8 @@ class Iteration:
         ]
         if not torch.compiler.is_compiling():
             self._carry(used_scale)
+            if self.leaves or self.first:
+                self._note_strays(used_scale, entries)
         self.closed = set(touched)
         if touched:
             self.settled = {
@@ -305,15 +360,68 @@ class Iteration:
                 step.release()
         self.renew()
 
+    def _note_strays(self, used_scale: Tensor, entries: OptimizerEntries) -> None:
+        groups = [g for each in entries.others(()) for g in each.param_groups]
+        known = {id(param) for group in groups for param in group["params"]}
+        there = {key: ref() for key, ref in self.leaves.items() if key not in known}
+        self.leaves = {
+            k: self.leaves[k] for k, leaf in there.items() if leaf is not None
+        }
+        # Until an optimizer is known, leaves of later losses are noted too.
+        self.first, scale = not groups, used_scale.clone()
+        for key, leaf in there.items():
+            grad, stray = None if leaf is None else leaf.grad, self.strays.get(key)
+            if grad is not None and (stray is None or stray.mark[0]() is not grad):
+                self.strays[key] = Stray(mark_of(grad), scale)
+
+    def adopt(self, step: OptimizerStep, scale: Tensor) -> list[Tensor]:
+        """Bring the gradients of an optimizer that is new to the scale of now.
+
+        Args:
+            step: Its first step.
+            scale: f32[], the scale of the last loss.
+
+        Returns:
+            The parameters whose gradients were written to since the first update that
+            found them: perhaps sums of two scales.
+        """
+        written = []
+        for param in step.params():
+            stray, grad = self.strays.pop(id(param), None), param.grad
+            if stray is None or grad is None or grad is not stray.mark[0]():
+                continue
+            if is_marked(grad, stray.mark):
+                rescale_([param], scale / stray.scale)
+            # A sync, once for a parameter.
+            elif bool(scale != stray.scale):
+                written.append(param)
+        return written
+
     def _carry(self, used_scale: Tensor) -> None:
-        kept = {key: old for key, old in self.carried.items() if old.still_holds()}
         for key, step in self.steps.items():
-            if self.states[key]["stage"] is not OptState.STEPPED:
-                carried = _carried(step, self.states[key], used_scale)
-                if carried.gradients:
-                    step.release()
-                    kept[key] = carried
-        self.carried = kept
+            state = self.states[key]
+            if state["stage"] is OptState.STEPPED:
+                if step.left is not None:
+                    self.used[key] = step
+                if step.stepped_after == self.backwards or step.still_has():
+                    continue
+                # A backward since has made gradients of the next step.
+                step = OptimizerStep(step.optimizer, step.name_sources, step.mode)
+                state = fresh_state()
+            if step.scale is None:
+                step.scale = used_scale.clone()
+            step.mark()
+            if step.marks:
+                step.release()
+                self.carried[key] = Carried(step, state)
+
+
+def rescale_(params: list[Tensor], factor: Tensor) -> None:
+    """Multiply the gradients of parameters in place. No host sync."""
+    # Those that are refused are refused by name when they are read.
+    with suppress(GradientError):
+        found = collect(params, allow_fp16=True)
+        multiply_(found.originals or found.tensors, factor, found.kind)
 
 
 def _has_any(step: OptimizerStep, ids: frozenset[int]) -> bool:
@@ -332,11 +440,3 @@ def params_of(steps: list[OptimizerStep]) -> list[Tensor]:
             else step.snapshot.params
         )
     ]
-
-
-def _carried(step: OptimizerStep, state: dict[str, Any], used_scale: Tensor) -> Carried:
-    if step.scale is None:
-        step.scale = used_scale.clone()
-    grads = [param.grad for param in step.params()]
-    marks = [(weakref.ref(g), g._version) for g in grads if g is not None]
-    return Carried(step, state, marks)

@@ -18,6 +18,7 @@ from torch import Tensor
 from gradscale.errors import GradientError
 from gradscale.torch import tensor_list
 from gradscale.torch.device_state.async_copy import AsyncFlag
+from gradscale.torch.device_state.layout import ROW
 from gradscale.torch.grads.clip import Clip
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import GradStats, read
@@ -30,6 +31,9 @@ from gradscale.torch.step.entries import OptimizerEntry
 from gradscale.torch.tensor_list import GradSnapshot, Numbers
 
 _GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
+_SCALE = ROW.index("scale")
+# A gradient, and its version.
+Mark = tuple[ref[Tensor], int]
 
 
 @dataclass
@@ -61,6 +65,10 @@ class OptimizerStep:
         flag: The skip on its way to the host, for an optimizer that cannot skip by
             itself.
         left: A weak reference to the first gradient and its version after the step.
+        stepped_after: How many backward passes had begun before the step.
+        marks: Of each gradient when an update found the step unfinished, a weak
+            reference and the version: one that was replaced or written to since is of
+            another step.
     """
 
     optimizer: Any = None
@@ -79,7 +87,9 @@ class OptimizerStep:
     leftover: tuple[Tensor, Tensor] | None = None
     unscaled_before: bool = False
     flag: AsyncFlag | None = None
-    left: tuple[ref[Tensor], int] | None = None
+    left: Mark | None = None
+    stepped_after: int = 0
+    marks: list[Mark] | None = None
 
     def owner(self) -> Any:
         """Return the optimizer; None if only its flags are known, or it is deleted."""
@@ -97,19 +107,46 @@ class OptimizerStep:
             )
             self.optimizer = weak
 
-    def mark_stepped(self) -> None:
-        """Note which gradients the step has used, by the first of them."""
-        if self.snapshot is not None and self.snapshot.tensors:
-            first = self.snapshot.tensors[0]
+    def mark_stepped(self, backwards: int) -> None:
+        """Note which gradients the step has used, by the first of them.
+
+        Args:
+            backwards: How many backward passes have begun.
+        """
+        self.stepped_after = backwards
+        if self.snapshot is not None and self.snapshot.params:
+            first = self.snapshot.params[0].grad
+        else:
+            first = next((p.grad for p in self.params() if p.grad is not None), None)
+        # One made in inference mode has no version.
+        if first is not None and not first.is_inference():
             self.left = ref(first), first._version
 
-    def still_has(self, grads: Iterable[Tensor | None]) -> bool:
-        """Return whether the gradients are those that the ended step has left."""
-        first = next((grad for grad in grads if grad is not None), None)
-        if self.left is None or first is None:
+    def still_has(self) -> bool:
+        """Return whether the gradients are those that the step has left."""
+        if self.left is None or (there := self.left[0]()) is None:
             return False
-        there, version = self.left
-        return there() is first and first._version == version
+        if not is_marked(there, self.left) or self.owner() is None:
+            return False
+        return there is next(
+            (p.grad for p in self.params() if p.grad is not None), None
+        )
+
+    def mark(self) -> None:
+        """Note which gradients there are, and their versions."""
+        grads = [grad for grad in map(_GRAD, self.params()) if grad is not None]
+        self.marks = list(map(mark_of, grads))
+
+    def holds(self) -> bool:
+        """Return whether the gradients are the very ones that `scale` is of."""
+        if self.marks is None:
+            return self.snapshot is not None and self._is_snapshot(
+                self.snapshot.versions
+            )
+        if self.owner() is None:
+            return False
+        grads = [grad for grad in map(_GRAD, self.params()) if grad is not None]
+        return len(grads) == len(self.marks) and all(map(is_marked, grads, self.marks))
 
     def scale_left(self, scale: Tensor) -> Tensor:
         """Return f32[], the scale of the gradients that the ended step has left.
@@ -121,6 +158,9 @@ class OptimizerStep:
         if self.leftover is None:
             return one
         skip, still = self.leftover
+        if self.entry is not None and self.entry.account is not None:
+            # Of the row: what multiplied the last loss is written in place.
+            still = self.entry.account.row[_SCALE]
         return torch.where(skip == 0.0, one, still)
 
     def name_params(self, param_groups: list[dict[str, Any]]) -> None:
@@ -298,7 +338,11 @@ class OptimizerStep:
             self.decision = None
             return
         assert self.snapshot is not None
-        multiply_(self.snapshot.tensors, clip.coef, self.snapshot.kind)
+        multiply_(
+            self.snapshot.originals or self.snapshot.tensors,
+            clip.coef,
+            self.snapshot.kind,
+        )
         self.clip = self.clip.applied()
         self.mark_used()
 
@@ -343,7 +387,7 @@ class OptimizerStep:
         return (
             tensor_list.same(present, last.wrapped)
             and tensor_list.addresses(last.tensors) == last.addresses
-            and tensor_list.versions(last.tensors) == versions
+            and tensor_list.versions(last.originals or last.tensors) == versions
             and list(map(_VERSION, last.wrapped)) == self.wrapper_versions
         )
 
@@ -360,7 +404,9 @@ class OptimizerStep:
         if self.snapshot is not None and not torch.compiler.is_compiling():
             self.versions = self.snapshot.versions
             if written:
-                self.versions = tensor_list.versions(self.snapshot.tensors)
+                self.versions = tensor_list.versions(
+                    self.snapshot.originals or self.snapshot.tensors
+                )
                 if self.snapshot.wrapped is not None:
                     self.wrapper_versions = list(map(_VERSION, self.snapshot.wrapped))
 
@@ -377,15 +423,25 @@ class OptimizerStep:
             for other in others
             if other.snapshot is not None and other.versions is not None
             for tensor, version in zip(
-                other.snapshot.tensors, other.versions, strict=True
+                other.snapshot.originals or other.snapshot.tensors,
+                other.versions,
+                strict=True,
             )
         }
         if not unscaled:
-            multiply_(self.snapshot.tensors, multiplier, self.snapshot.kind)
+            multiply_(
+                self.snapshot.originals or self.snapshot.tensors,
+                multiplier,
+                self.snapshot.kind,
+            )
             self.mark_used()
             return
         fresh, rest = [], []
-        pairs = zip(self.snapshot.params, self.snapshot.tensors, strict=True)
+        pairs = zip(
+            self.snapshot.params,
+            self.snapshot.originals or self.snapshot.tensors,
+            strict=True,
+        )
         for param, tensor in pairs:
             version, leftover = unscaled.get(tensor.data_ptr(), (None, None))
             if version is None:
@@ -417,6 +473,17 @@ class OptimizerStep:
         if not used:
             return False
         return not {id(param) for param in self.params()}.isdisjoint(used)
+
+
+def mark_of(grad: Tensor) -> Mark:
+    """Return what tells a gradient from one that was replaced or written to."""
+    # One made in inference mode has no version.
+    return ref(grad), -1 if grad.is_inference() else grad._version
+
+
+def is_marked(grad: Tensor, mark: Mark) -> bool:
+    """Return whether a gradient is the very one of a mark, and not written to."""
+    return mark[0]() is grad and mark_of(grad)[1] == mark[1]
 
 
 def _two_owners(name: str) -> GradientError:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscale.core.exponent_histogram import NORMAL_FROM, Fate, Histogram, fate
-from gradscale.core.flushed_zeros import Tally, lost_share
+from gradscale.core.flushed_zeros import Tally, lost_layer, lost_share
 from gradscale.runfile.rows import BINS, LOWEST_EXPONENT, TensorSample
 from gradscale.torch.device_state.async_copy import AsyncTensor
 from gradscale.torch.kernels.plain import (
@@ -62,6 +62,7 @@ class UnderflowSample(NamedTuple):
             name of the module; empty unless they are watched.
         peaks: The largest magnitude of each gradient, where known.
         counts: i64[n, SLOTS], the raw counts of each gradient.
+        names: The name of each gradient.
     """
 
     step: int
@@ -71,6 +72,7 @@ class UnderflowSample(NamedTuple):
     activations: Mapping[str, Histogram]
     peaks: Mapping[str, float]
     counts: Tensor
+    names: list[str]
 
     @property
     def whole(self) -> Fate:
@@ -83,7 +85,15 @@ class UnderflowSample(NamedTuple):
 
         An estimate: it includes zeros that backward appears to have flushed.
         """
-        return lost_share(tallies_of(self.counts))
+        return self.losses()[0]
+
+    def losses(self) -> tuple[float, str]:
+        """Return the share that is lost, and the layer that has lost most; see `lost`.
+
+        The layer is empty if none has lost more than half of its elements.
+        """
+        tallies = tallies_of(self.counts)
+        return lost_share(tallies), lost_layer(self.names, tallies)
 
     def rows(self) -> Mapping[str, TensorSample]:
         """Return the rows of a run file, for `RunWriter.samples(sample.step, rows)`."""
@@ -171,6 +181,7 @@ class PendingSample:
             LazyMapping(partial(_histograms, activations, scale)),
             LazyMapping(partial(_by_name, peaks)),
             counts,
+            [name for names, _ in tensors for name in names],
         )
 
 

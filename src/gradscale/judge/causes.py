@@ -1,0 +1,853 @@
+"""The causes of trouble: the evidence each needs, its location and its remedies.
+
+One table. The first row whose evidence is there is the cause; rows that need more
+evidence come first. No cause is named on suspicion: without evidence a finding states
+what was seen, and has no cause.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from gradscale.judge.history import RISEN
+
+Evidence = Mapping[str, Any]
+
+# The largest float16.
+LARGEST = 65504.0
+# Batches in a row that may be bad by themselves.
+FEW_BATCHES = 3
+# Factor by which the largest weight must have grown to blame the updates.
+WEIGHTS_GROWN = 8.0
+
+
+class Advice(NamedTuple):
+    """One remedy, and the evidence that it requires.
+
+    Attributes:
+        when: Returns whether it applies to the evidence.
+        text: A sentence; names in braces are filled in from the evidence.
+    """
+
+    when: Callable[[Evidence], bool]
+    text: str
+
+
+class Cause(NamedTuple):
+    """One cause.
+
+    Attributes:
+        name: In kebab case, for programs.
+        when: Returns whether the evidence shows it.
+        because: Completes "because ..."; names in braces are filled in. Empty if the
+            code of the finding already names the cause.
+        where: Returns the location.
+        advice: Remedies, in the order in which to try them.
+    """
+
+    name: str
+    when: Callable[[Evidence], bool]
+    because: str
+    where: Callable[[Evidence], str]
+    advice: tuple[Advice, ...]
+
+
+def cause_of(code: str, seen: Evidence) -> Cause:
+    """Return the cause that the evidence of a finding shows.
+
+    >>> cause_of("GS203", {"loss": "nan", "loss_start": 2.0, "loss_last": 900.0}).name
+    'learning-rate'
+    """
+    rows = BY_CODE.get(code, EPISODES)
+    return next((cause for cause in rows if cause.when(seen)), UNKNOWN)
+
+
+def advice_of(cause: Cause, seen: Evidence) -> tuple[str, ...]:
+    """Return the remedies that apply, in the order in which to try them."""
+    texts = (each.text.format_map(seen) for each in cause.advice if each.when(seen))
+    return tuple(dict.fromkeys(texts))
+
+
+# --- Evidence -------------------------------------------------------------------------
+
+
+def always(seen: Evidence) -> bool:
+    """The advice needs no evidence."""
+    return True
+
+
+def forward(seen: Evidence) -> bool:
+    """The loss was not finite."""
+    return "loss" in seen
+
+
+def grown(seen: Evidence) -> bool:
+    """Gradients had grown before."""
+    return float(seen.get("gradients_grown_bits", 0.0)) >= 3.0
+
+
+def rising(seen: Evidence) -> bool:
+    """The loss had gone up before, slowly or at once."""
+    return "loss_low" in seen or "loss_last" in seen
+
+
+def diverged(seen: Evidence) -> bool:
+    """The loss had gone up far above where the run began."""
+    above = seen.get("loss_mean", 0.0) > RISEN * seen.get("loss_start", 0.0)
+    return "loss_last" in seen or ("loss_low" in seen and above)
+
+
+def weights_grown(seen: Evidence) -> bool:
+    """The largest weight is far above that of the first step."""
+    first, now = seen.get("weight_from", 0.0), seen.get("weight_to", 0.0)
+    return bool(0.0 < WEIGHTS_GROWN * first <= now)
+
+
+def named(seen: Evidence) -> bool:
+    """Some tensor that was not finite is known."""
+    return bool(seen.get("culprits"))
+
+
+def everywhere(seen: Evidence) -> bool:
+    """All tensors are hit."""
+    return named(seen) and seen["culprits"] == seen.get("tensors")
+
+
+def widespread(seen: Evidence) -> bool:
+    """So many tensors are hit that the first of them is no evidence."""
+    tensors = int(seen.get("tensors", 0))
+    return named(seen) and 0 < 3 * tensors <= 4 * int(seen["culprits"])
+
+
+def located(seen: Evidence) -> bool:
+    """Module hooks observed the location."""
+    return "place" in seen
+
+
+def _place_is(direction: str, *, module: bool) -> Callable[[Evidence], bool]:
+    return lambda seen: (
+        seen.get("place_direction") == direction
+        and bool(seen.get("place_module")) is module
+    )
+
+
+def _batch_is_bad(seen: Evidence) -> bool:
+    """The input of the model was not finite."""
+    return seen.get("place_tensor") == "input" and not seen.get("place_module")
+
+
+def _input_is_bad(seen: Evidence) -> bool:
+    """The input of a module was not finite, made outside any module."""
+    return seen.get("place_tensor") == "input" and bool(seen.get("place_module"))
+
+
+def _input_is_large(seen: Evidence) -> bool:
+    """A finite input was beyond the float16 range."""
+    large = forward(seen) and seen.get("place_peak", 0.0) > LARGEST
+    # Large weights make large activations of any input.
+    return large and not weights_grown(seen)
+
+
+def _kind(kind: str) -> Callable[[Evidence], bool]:
+    return lambda seen: seen.get("place_kind") == kind and not seen.get("place_instead")
+
+
+# --- Locations ------------------------------------------------------------------------
+
+
+def _nowhere(seen: Evidence) -> str:
+    return ""
+
+
+def _culprit(seen: Evidence) -> str:
+    """The first tensor that was not finite, if it helps to find the cause."""
+    return "" if widespread(seen) else str(seen.get("culprit", ""))
+
+
+def _module(seen: Evidence) -> str:
+    return str(seen.get("place_module", "")) or _culprit(seen)
+
+
+def _fixed(words: str) -> Callable[[Evidence], str]:
+    return lambda seen: words
+
+
+# --- Remedies that several causes share -----------------------------------------------
+
+# The judge does not know the framework: what is not common to all is named for each.
+FLOAT32 = (
+    "in float32 (PyTorch: torch.autocast(device, enabled=False); JAX: "
+    "Precision(..., keep=...))."
+)
+KNOWN_PATTERN = Advice(
+    lambda seen: bool(seen.get("place_instead")), "Look at {place_at}. {place_instead}"
+)
+FOR_NOTHING = Advice(
+    lambda seen: seen.get("bits", 0.0) >= 1.0,
+    "The scale fell from {scale_from} to {scale} for nothing: skip such batches before "
+    'backward. GradScaler(guard="raise") of gradscale\'s PyTorch scaler holds the '
+    "scale while the loss is not finite, and stops a hopeless run.",
+)
+CHECKPOINT = Advice(
+    lambda seen: "usual_before" in seen,
+    "Load a checkpoint from before step {usual_before} and continue with a lower "
+    "learning rate.",
+)
+APPLIED = Advice(
+    lambda seen: seen.get("applied", 0) > 0,
+    "Gradients were finite and {applied} of {steps} steps were applied. Compute the "
+    "loss in float32 and compare it with the one before step {since}: if it rose, load "
+    "a checkpoint from before that step. Logs, schedules and early stopping that use "
+    "the loss get a meaningless number.",
+)
+IN_FLOAT32 = Advice(
+    lambda seen: named(seen) and not (widespread(seen) or located(seen)),
+    f"Run the module of {{culprit}} {FLOAT32}",
+)
+NEAR_LOSS = Advice(
+    lambda seen: everywhere(seen) and not (located(seen) or forward(seen)),
+    "All {tensors} tensors are hit, so the cause is where backward begins: the loss "
+    "function or the last layers. Compute those in float32.",
+)
+FIND_TENSORS = Advice(
+    lambda seen: not (named(seen) or located(seen) or forward(seen)),
+    "Find the tensors at the next skip (PyTorch: gradscale run, or "
+    "scaler.last.culprits; JAX: params= of the recorder, or "
+    "culprits(last(opt_state), params)).",
+)
+
+# --- The table ------------------------------------------------------------------------
+
+NEVER_CLEARED = Cause(
+    "never-zeroed",
+    lambda seen: bool(seen.get("uncleared")) and not forward(seen),
+    "gradients are not cleared between steps, so a non-finite one stays",
+    _fixed("the training loop"),
+    (
+        Advice(
+            always,
+            "Call optimizer.zero_grad() before every backward pass, or after every "
+            "step: backward adds to the gradients that are there.",
+        ),
+    ),
+)
+STEPPED_DIRECTLY = Cause(
+    "stepped-directly",
+    lambda seen: "weight" in seen and seen.get("direct_steps", 0) > 0,
+    "optimizer.step() was called directly ({direct_steps}x)",
+    _fixed("the training loop"),
+    (
+        Advice(
+            always,
+            "Call scaler.step(optimizer) instead of optimizer.step(): it unscales the "
+            "gradients and skips the step if they are not finite.",
+        ),
+        Advice(always, "Load a checkpoint from before step {since}."),
+    ),
+)
+FLOAT16_WEIGHTS = Cause(
+    "fp16-weights",
+    lambda seen: "weight" in seen and seen.get("float16_params", 0) > 0,
+    "{float16_params} weights are float16 and the optimizer has no float32 copies",
+    _culprit,
+    (
+        Advice(
+            always,
+            "Keep the weights in float32 and use torch.autocast, or use an optimizer "
+            "with float32 master weights: from gradscale.torch.optim import AdamW.",
+        ),
+        Advice(always, "Load a checkpoint from before step {since}."),
+    ),
+)
+WEIGHTS = Cause(
+    "weights-written",
+    lambda seen: "weight" in seen,
+    "",
+    lambda seen: _culprit(seen) or str(seen["weight"]),
+    (
+        Advice(
+            always,
+            "Load a checkpoint from before step {since}: no scale and no batch "
+            "restores these weights.",
+        ),
+        Advice(
+            lambda seen: seen.get("steps_before", 0) > 0,
+            "The scaler skips every step with non-finite gradients, so other code "
+            "wrote them: an in-place edit, such as a weight divided by its norm, a "
+            "clamp or a copy under torch.no_grad(), an optimizer stepped without the "
+            "scaler, weights kept in float16, a learning rate that is not finite.",
+        ),
+        Advice(
+            lambda seen: seen.get("steps_before") == 0,
+            "They were not finite before the first step: check how they are "
+            "initialised or loaded.",
+        ),
+    ),
+)
+BUFFERS = Cause(
+    "weights-written",
+    lambda seen: forward(seen) and bool(seen.get("buffers")),
+    "the buffer {buffers} is not finite",
+    lambda seen: str(seen["buffers"]),
+    (
+        Advice(
+            always,
+            "Reset {buffers}, or load a checkpoint from before step {since}: a running "
+            "statistic keeps a NaN for good.",
+        ),
+        Advice(
+            always,
+            "A forward pass in training mode updates running statistics even if the "
+            "step is skipped: find the batch of step {since}.",
+        ),
+    ),
+)
+BATCH = Cause(
+    "bad-batch",
+    _batch_is_bad,
+    "the batch contains {place_word}",
+    _fixed("the batch"),
+    (
+        Advice(
+            always,
+            "The batch of step {place_step} contains {place_word} before the forward "
+            "pass ({place}): check the data of that step and its preprocessing.",
+        ),
+        FOR_NOTHING,
+    ),
+)
+INPUT_RANGE = Cause(
+    "input-range",
+    _input_is_large,
+    "inputs of up to {place_peak:.3g} are beyond 65504, the largest float16",
+    lambda seen: str(seen.get("place_module", "")) or "the batch",
+    (
+        Advice(
+            always,
+            "Normalise the data: a value of {place_peak:.3g} becomes infinite when it "
+            "is cast to float16. Or compute {place_at} in float32.",
+        ),
+    ),
+)
+SCALE = Cause(
+    "scale-too-high",
+    lambda seen: bool(seen.get("scale_blamed")) and not forward(seen),
+    "the scale is too high for them",
+    # The first in the order of backward, also if all are hit.
+    lambda seen: str(seen.get("place_module") or seen.get("culprit", "")),
+    (
+        Advice(
+            lambda seen: bool(seen.get("at_floor")),
+            "S = {scale} is the lowest the policy allows, so it cannot back off. Lower "
+            "min_scale, or keep the module that overflows in float32.",
+        ),
+        Advice(
+            lambda seen: bool(seen.get("fixed")) and seen["steps"] >= seen["of"],
+            "None of the last {of} steps was applied: lower the scale from {scale} by "
+            "2^8, or let the scaler find it: init_scale=2.0**16, "
+            "growth_interval=2000, without setting the scale afterwards.",
+        ),
+        Advice(
+            lambda seen: bool(seen.get("fixed")) and seen["steps"] < seen["of"],
+            "Some steps fit: lower the scale from {scale} by a factor of 2 to 16.",
+        ),
+        Advice(
+            lambda seen: bool(seen.get("growths")),
+            "The scale was raised {growths} times in these steps: a larger "
+            "growth_interval (2000 is the default) raises it less often.",
+        ),
+        KNOWN_PATTERN,
+        IN_FLOAT32,
+        Advice(
+            lambda seen: (
+                not (seen.get("at_floor") or seen.get("fixed") or seen.get("growths"))
+            ),
+            "Single batches have larger gradients than the others: gradscale's policy "
+            "DynamicScale(tolerance=0.01) does not lower the scale for rare outliers.",
+        ),
+    ),
+)
+REPLACED = Cause(
+    "weights-written",
+    lambda seen: weights_grown(seen) and bool(seen.get("beyond_rate")),
+    "weights were written by other code than the optimizer: up to {weight_to:.3g}",
+    lambda seen: str(seen.get("weight_name") or "the weights"),
+    (
+        Advice(
+            always,
+            "The largest weight went from {weight_from:.3g} to {weight_to:.3g}, more "
+            "than the optimizer can have moved it{at_rate}: look for code that copies, "
+            "averages or rescales weights before step {since}.",
+        ),
+        Advice(always, "Load a checkpoint from before step {since}."),
+    ),
+)
+LEARNING_RATE = Cause(
+    "learning-rate",
+    lambda seen: diverged(seen) or weights_grown(seen),
+    "the updates are too large{at_rate}",
+    _fixed("the optimizer"),
+    (
+        Advice(
+            weights_grown,
+            "The largest weight grew from {weight_from:.3g} to {weight_to:.3g}"
+            "{at_rate}: lower the learning rate, or warm it up.",
+        ),
+        Advice(
+            lambda seen: "loss_last" in seen,
+            "The loss rose from {loss_start:.4g} to {loss_last:.4g} within its first "
+            "steps: the run diverges. Start again with a lower learning rate or "
+            "with a warm-up.",
+        ),
+        Advice(
+            lambda seen: diverged(seen) and "loss_low" in seen,
+            "The loss rose from {loss_low:.4g} to {loss_mean:.4g} before: the run "
+            "diverges. Load a checkpoint from before step {usual_before} and continue "
+            "with a lower learning rate.",
+        ),
+        Advice(
+            always,
+            "Clip the gradients by their norm (PyTorch: scaler.unscale_(optimizer), "
+            "then clip_grad_norm_; JAX: optax.clip_by_global_norm).",
+        ),
+    ),
+)
+GROWTH = Cause(
+    "gradient-growth",
+    lambda seen: grown(seen) and not (forward(seen) or seen.get("nan")),
+    "gradients have grown by {gradients_grown_bits:.0f} bits",
+    # The first in the order of backward, also if all are hit.
+    lambda seen: str(seen.get("culprit", "")),
+    (
+        Advice(
+            always,
+            "Gradients had grown by {gradients_grown_bits:.0f} bits before: lower the "
+            "clipping norm or the learning rate; in a recurrent model, shorten the "
+            "sequences that are unrolled.",
+        ),
+        CHECKPOINT,
+    ),
+)
+FORWARD = Cause(
+    "forward-op",
+    _place_is("forward", module=True),
+    "{place_at} makes the first {place_word}",
+    _module,
+    (
+        KNOWN_PATTERN,
+        Advice(
+            _input_is_bad,
+            "The input of {place_at} contains {place_word} ({place}): check the "
+            "computation before it, outside any module.",
+        ),
+        Advice(
+            lambda seen: _kind("nan")(seen) and not _input_is_bad(seen),
+            "Look at {place_at}, whose output is the first that is NaN: 0/0, infinity "
+            "minus infinity after a value above 65504, a fully masked row, the log or "
+            "root of a negative number.",
+        ),
+        Advice(
+            lambda seen: _kind("inf")(seen) and not _input_is_bad(seen),
+            "Look at {place_at}, whose output is the first that is infinite: a log or "
+            "a division near 0, a sum or product above 65504. Compute it in float32: "
+            "torch.autocast(device, enabled=False).",
+        ),
+        APPLIED,
+        FOR_NOTHING,
+    ),
+)
+LOSS = Cause(
+    "loss-op",
+    _place_is("forward", module=False),
+    "{place_at} makes the first {place_word}",
+    _fixed("the loss"),
+    (
+        KNOWN_PATTERN,
+        Advice(
+            always,
+            "Check the loss computation after the last module: compute it in float32, "
+            "from logits instead of probabilities, with eps above 6e-8.",
+        ),
+        APPLIED,
+        FOR_NOTHING,
+    ),
+)
+LOSS_VALUE = Cause(
+    "loss-op",
+    lambda seen: seen.get("loss") == "inf" and seen.get("applied", 0) > 0,
+    "the loss overflows its dtype, and its gradients do not",
+    _fixed("the loss"),
+    (
+        Advice(
+            always,
+            "Compute the loss in float32, and as a mean instead of a sum: "
+            "loss_function(output.float(), target).",
+        ),
+        APPLIED,
+    ),
+)
+BACKWARD = Cause(
+    "backward-op",
+    lambda seen: seen.get("place_direction") == "backward",
+    "the derivative of {place_at} is {place_word}",
+    lambda seen: str(seen.get("place_module") or "the loss"),
+    (
+        KNOWN_PATTERN,
+        Advice(
+            _kind("nan"),
+            "Look at {place_at}, whose gradient is the first that is NaN: an undefined "
+            "derivative, such as that of a root, a norm or a power at 0. Keep the "
+            "argument away from 0 before the operation, not after it.",
+        ),
+        Advice(
+            _kind("inf"),
+            "Look at {place_at}, whose gradient is the first that is infinite: compute "
+            "it in float32: torch.autocast(device, enabled=False).",
+        ),
+        FOR_NOTHING,
+    ),
+)
+RECURRING = Cause(
+    "bad-batch",
+    lambda seen: bool(seen.get("every")),
+    "the same batch fails every {every} steps",
+    _fixed("the batch"),
+    (
+        Advice(
+            always,
+            "Steps fail every {every} steps, as a batch does that comes back in every "
+            "epoch: check the batch of step {since} for NaN, infinity, empty masks and "
+            "labels out of range.",
+        ),
+        FOR_NOTHING,
+    ),
+)
+ONE_BATCH = Cause(
+    "bad-batch",
+    lambda seen: (
+        forward(seen)
+        and bool(seen.get("recovered"))
+        and seen.get("steps", 1) <= FEW_BATCHES
+    ),
+    "of single batches",
+    _fixed("the batch"),
+    (
+        Advice(
+            always,
+            "The run recovered by itself, so single batches are the cause: check those "
+            "of these steps for NaN, infinity, empty masks and labels out of range.",
+        ),
+        APPLIED,
+        FOR_NOTHING,
+    ),
+)
+DERIVATIVE = Cause(
+    "backward-op",
+    lambda seen: not forward(seen) and bool(seen.get("nan")),
+    "",
+    _culprit,
+    (
+        IN_FLOAT32,
+        NEAR_LOSS,
+        Advice(
+            always,
+            "NaN gradients of a finite loss come from an undefined derivative: a root, "
+            "a norm or a power at 0, 0/0, a mask of infinity. Keep the argument away "
+            "from 0 before the operation, not after it.",
+        ),
+        FIND_TENSORS,
+        FOR_NOTHING,
+    ),
+)
+UNKNOWN = Cause(
+    "",
+    always,
+    "",
+    lambda seen: "" if forward(seen) else _culprit(seen),
+    (
+        Advice(
+            lambda seen: forward(seen) and not seen.get("finite_before"),
+            "No step of this run had a finite loss: check the first batch, labels and "
+            "masks included, and the initial weights.",
+        ),
+        Advice(
+            lambda seen: seen.get("loss") == "inf",
+            "Infinity: look for log or division near 0 and for values above 65504; "
+            "compute the loss in float32 from logits.",
+        ),
+        Advice(
+            lambda seen: seen.get("loss") == "nan",
+            "NaN: look for 0/0, infinity minus infinity, the log or root of a negative "
+            "number, in the first module with a NaN output.",
+        ),
+        Advice(
+            lambda seen: seen.get("loss") == "not finite",
+            "Find the first module whose output is not finite.",
+        ),
+        IN_FLOAT32,
+        NEAR_LOSS,
+        Advice(
+            lambda seen: not forward(seen) and seen.get("nan") is False,
+            "Infinity and no NaN: the backward pass exceeds 65504 even at S = {scale}. "
+            "Train in bfloat16, which has the range for it.",
+        ),
+        FIND_TENSORS,
+        APPLIED,
+        FOR_NOTHING,
+    ),
+)
+
+# In the order of evidence: what made the others impossible comes first.
+EPISODES = (
+    NEVER_CLEARED,
+    STEPPED_DIRECTLY,
+    FLOAT16_WEIGHTS,
+    WEIGHTS,
+    BUFFERS,
+    BATCH,
+    INPUT_RANGE,
+    SCALE,
+    REPLACED,
+    LEARNING_RATE,
+    GROWTH,
+    FORWARD,
+    LOSS,
+    LOSS_VALUE,
+    BACKWARD,
+    RECURRING,
+    ONE_BATCH,
+    DERIVATIVE,
+)
+
+
+def _row(
+    name: str,
+    *advice: Advice,
+    because: str = "",
+    where: Callable[[Evidence], str] = _nowhere,
+) -> tuple[Cause, ...]:
+    return (Cause(name, always, because, where, advice),)
+
+
+# Codes that name one cause.
+BY_CODE: dict[str, tuple[Cause, ...]] = {
+    "GS001": _row("calibration"),
+    "GS103": _row(
+        "no-gradients",
+        Advice(
+            lambda seen: bool(seen.get("cleared_early")),
+            "Gradients were there at the end of backward and gone at the step: a "
+            "zero_grad() stands between backward and step. Move it before backward or "
+            "after the step.",
+        ),
+        Advice(
+            lambda seen: not (seen["gradients_before"] or seen.get("cleared_early")),
+            "No step of this run had a gradient: create the optimizer after the model "
+            "was moved, wrapped or replaced, and check requires_grad.",
+        ),
+        Advice(
+            lambda seen: seen["gradients_before"] and not seen.get("cleared_early"),
+            "There were gradients before step {since}: look for a change at that step, "
+            "such as frozen parameters, another branch, a zero_grad() between backward "
+            "and step.",
+        ),
+    ),
+    "GS204": (
+        GROWTH,
+        LEARNING_RATE,
+        *_row(
+            "norm-overflow",
+            Advice(
+                always,
+                "Neither the loss nor the gradients grew before: check the batch of "
+                "this step, and look for a sum that should be a mean.",
+            ),
+        ),
+    ),
+    "GS206": _row(
+        "loss-overflow",
+        Advice(
+            lambda seen: not seen.get("above_float32"),
+            "Compute the loss in float32: scaler.scale(loss.float()).",
+        ),
+        Advice(
+            lambda seen: bool(seen.get("above_float32")),
+            "Loss times scale is above 3.4e38, the largest float32: a loss of "
+            "{value:.4g} allows a scale of {fits}. Set max_scale to it or lower, or "
+            "return a smaller loss, such as a mean instead of a sum.",
+        ),
+        Advice(
+            lambda seen: "fits" in seen and not seen.get("above_float32"),
+            "In float16, a loss of {value:.4g} limits the scale to {fits}, although "
+            "the gradients may allow more.",
+        ),
+    ),
+    "GS209": _row(
+        "scale-too-low",
+        Advice(
+            lambda seen: bool(seen.get("perhaps_unscaled")),
+            "Check that the loss was multiplied by the scale before the gradients were "
+            "computed (PyTorch: scaler.scale(loss).backward(); JAX: "
+            "scaled_value_and_grad instead of jax.grad): otherwise they are {scale} "
+            "times too small.",
+        ),
+        Advice(
+            lambda seen: seen.get("headroom_bits", 0.0) >= 4.0,
+            "There are {headroom_bits:.0f} bits of headroom: raise the scale from "
+            "{scale} to {room}.",
+        ),
+        Advice(
+            lambda seen: seen.get("headroom_bits", 4.0) < 4.0,
+            "Only {headroom_bits:.0f} bits of headroom are left, so a higher scale "
+            "would overflow: the gradients span more than the float16 range. Train in "
+            "bfloat16, or keep the layers with the largest gradients in float32.",
+        ),
+        Advice(
+            lambda seen: "headroom_bits" not in seen,
+            "Every gradient was exactly 0: check whether the loss depends on the "
+            "parameters, then start from a scale above {scale}.",
+        ),
+        Advice(
+            lambda seen: seen["fallen"],
+            "The scale had fallen from {scale_from} before: find the cause of the "
+            "fall first.",
+        ),
+        where=lambda seen: str(seen.get("layer", "")),
+    ),
+    "GS210": (
+        GROWTH,
+        LEARNING_RATE,
+        *_row(
+            "falling-scale",
+            KNOWN_PATTERN,
+            Advice(
+                lambda seen: not rising(seen),
+                "Keep a checkpoint from before step {since}: in runs that were lost, "
+                "the scale fell before the loss rose.",
+            ),
+            Advice(
+                lambda seen: named(seen) and not everywhere(seen),
+                "The last overflow was in {culprit}, one of {culprits}: monitor that "
+                "module, or run it in float32.",
+            ),
+            where=_culprit,
+        ),
+    ),
+    "GS301": _row(
+        "scaler-made-anew",
+        Advice(
+            always,
+            "Save scaler.state_dict() with the checkpoint and load it when you resume.",
+        ),
+        where=_fixed("the checkpoint"),
+    ),
+    "GS112": _row(
+        "clipped-scaled",
+        Advice(
+            always,
+            "Unscale before you clip: scaler.unscale_(optimizer), then "
+            "torch.nn.utils.clip_grad_norm_(...); or call "
+            "scaler.clip_grad_norm_(optimizer, max_norm) of gradscale's scaler, which "
+            "does both.",
+        ),
+        where=_fixed("the training loop"),
+    ),
+    "GS113": _row(
+        "unscaled-twice",
+        Advice(
+            always,
+            "Remove the division by the scale from your code: scaler.step() or "
+            "scaler.unscale_() does it. To divide by hand, call optimizer.step() "
+            "yourself and skip steps that are not finite.",
+        ),
+        where=_fixed("the training loop"),
+    ),
+    "GS114": _row(
+        "backward-unscaled",
+        Advice(
+            always,
+            "Call backward() on what scaler.scale() returns: "
+            "scaler.scale(loss).backward(). Every loss that reaches these parameters "
+            "needs it.",
+        ),
+        where=_fixed("the loss"),
+    ),
+    "GS104": _row(
+        "unscaled-twice",
+        Advice(
+            always,
+            "Call scaler.unscale_(optimizer) once, after the last backward() of the "
+            "accumulation window and before the step.",
+        ),
+        where=_fixed("the training loop"),
+    ),
+    "GS115": _row(
+        "stepped-directly",
+        *STEPPED_DIRECTLY.advice[:1],
+        where=_fixed("the training loop"),
+    ),
+    "GS116": _row(
+        "never-zeroed", *NEVER_CLEARED.advice, where=_fixed("the training loop")
+    ),
+    "GS117": _row(
+        "zeroed-early",
+        Advice(
+            always,
+            "Move zero_grad() before backward or after the step: between them it "
+            "throws the gradients away.",
+        ),
+        where=_fixed("the training loop"),
+    ),
+    "GS118": _row(
+        "scaler-made-anew",
+        Advice(
+            always,
+            "Create the scaler once, before the first epoch: a new one begins at "
+            "init_scale again and loses the steps until the scale fits.",
+        ),
+        where=_fixed("the training loop"),
+    ),
+    "GS122": _row(
+        "update-too-often",
+        Advice(
+            always,
+            "Call scaler.step() and scaler.update() once for each window of "
+            "micro-batches, after its last backward(); or clear the gradients after "
+            "each step.",
+        ),
+        where=_fixed("the training loop"),
+    ),
+    "GS123": _row(
+        "update-missing",
+        Advice(
+            always,
+            "Call scaler.step(optimizer) and scaler.update() in every iteration, also "
+            "if the gradients are not finite: the scaler skips such a step itself and "
+            "lowers the scale.",
+        ),
+        where=_fixed("the training loop"),
+    ),
+    "GS119": _row(
+        "not-in-optimizer",
+        Advice(
+            always,
+            "Create the optimizer after the model is complete, or add the parameters: "
+            "optimizer.add_param_group(...). If they are to stay fixed, call "
+            "requires_grad_(False).",
+        ),
+        where=lambda seen: str(seen.get("parameter", "")),
+    ),
+    "GS120": _row(
+        "fp16-weights",
+        *FLOAT16_WEIGHTS.advice[:1],
+        where=lambda seen: str(seen.get("parameter", "")),
+    ),
+    "GS121": _row(
+        "no-float16",
+        Advice(
+            always,
+            "Run the forward pass under torch.autocast(device, dtype=torch.float16) "
+            "to train in float16; in float32 or bfloat16 no scaler is needed.",
+        ),
+        where=_fixed("the forward pass"),
+    ),
+}

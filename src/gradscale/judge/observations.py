@@ -1,0 +1,469 @@
+"""What was observed beside the steps: locations, weights, the calls of the loop.
+
+A framework room observes these when a step calls for it, or in a few sampled steps. A
+recorded run stores each as an event, so a judge that reads the file knows what the
+live judge knew.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gradscale.core.formatting import counted, power
+from gradscale.judge.history import Episode
+
+# A location without a module and an operation.
+OUTSIDE = "the computation outside any module"
+# Sampled steps in which a misuse must show, and the share of all that it needs.
+MISUSED_STEPS = 3
+MISUSED_SHARE = 0.6
+# Sampled steps after which a window of micro-batches would have ended.
+WINDOW_LOOKS = 6
+# Notes on what could not be judged that are kept.
+MOST_UNJUDGED = 8
+# Names listed in a finding.
+MOST_NAMES = 3
+# A norm or a peak that a clip has set varies by less.
+CLIPPED_SPREAD = 1.01
+# Clipped while scaled, gradients are that much smaller than the scale.
+CLIPPED_SHARE = 2.0**-6
+# Scaled gradients below this peak have been divided by the scale before.
+DIVIDED_PEAK = 8.0
+DIVIDED_SCALE = 2.0**10
+# Scalers that one optimizer may have had: a second one may continue a checkpoint.
+SCALERS = 3
+_LARGEST = sys.float_info.max
+
+
+class Place(NamedTuple):
+    """The location of a non-finite value, as observed by module hooks.
+
+    Attributes:
+        step: The step of the observation.
+        module: The dotted name of the module, as in `named_modules()`.
+        direction: "forward" or "backward".
+        operation: The operation; empty if unknown.
+        said: The location in one line.
+        instead: The safe form of a known unsafe pattern; empty if there is none.
+        at: Operation and module in words.
+        tensor: The non-finite tensor, such as "output"; empty if unknown.
+        kind: "nan" or "inf"; empty if unknown.
+        loss_finite: Whether the loss of that step was finite; None if unknown.
+        peak: The largest finite magnitude among the inputs.
+    """
+
+    step: int
+    module: str
+    direction: str
+    operation: str
+    said: str
+    instead: str
+    at: str = ""
+    tensor: str = ""
+    kind: str = ""
+    loss_finite: bool | None = None
+    peak: float = 0.0
+
+    def evidence(self) -> dict[str, Any]:
+        """Return the location as evidence of a finding."""
+        return {
+            "place": self.said,
+            "place_step": self.step,
+            "place_at": self.at,
+            "place_module": self.module,
+            "place_direction": self.direction,
+            "place_operation": self.operation,
+            "place_tensor": self.tensor,
+            "place_kind": self.kind,
+            "place_word": {"nan": "NaN", "inf": "infinity"}.get(self.kind, self.kind),
+            "place_instead": self.instead,
+            "place_peak": self.peak,
+        }
+
+
+def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
+    """Return the location that an event describes; None for another event."""
+    if not (data.get("found") is True and data.get("direction")):
+        return None
+    module, pattern = data.get("module"), data.get("pattern")
+    direction, operation = str(data["direction"]), str(data.get("operation") or "")
+    tensor, kind = str(data.get("tensor") or ""), str(data.get("kind") or "")
+    of_class = f" ({data['module_class']})" if data.get("module_class") else ""
+    shown = tensor
+    if module is None:
+        inside = f"{direction} outside any module"
+        at = f"{operation} outside any module" if operation else OUTSIDE
+        if tensor == "loss":
+            inside, shown = "the loss itself, outside any module", ""
+            at = "the loss computation after the last module"
+    else:
+        inside = f"{direction} of {module or 'the model itself'}{of_class}"
+        at = f"module '{module}'{of_class}" if module else "the model"
+        at = f"{operation} in {at}" if operation else at
+    said = ", ".join(part for part in (inside, operation, shown) if part)
+    if count := _count(data, "count"):
+        bad = "NaN" if kind == "nan" else kind or "not finite"
+        said += f": {count:,} of {_count(data, 'elements') or 0:,} {bad}"
+    instead = pattern.get("instead", "") if isinstance(pattern, Mapping) else ""
+    loss_finite = data.get("loss_finite")
+    return Place(
+        step=step,
+        module=str(module or ""),
+        direction=direction,
+        operation=operation,
+        said=said,
+        instead=str(instead),
+        at=at,
+        tensor=tensor,
+        kind=kind,
+        loss_finite=loss_finite if isinstance(loss_finite, bool) else None,
+        peak=_number(data, "peak"),
+    )
+
+
+class Misuse(NamedTuple):
+    """A wrong use of the scaler.
+
+    Attributes:
+        since: The step of the first observation.
+        what: One sentence without a full stop.
+        cost: What it costs.
+        seen: The evidence.
+    """
+
+    since: int
+    what: str
+    cost: str
+    seen: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Observations:
+    """The observations up to the present step. Of bounded size.
+
+    Attributes:
+        loop: Counts over the sampled steps, as of the last of them: `looks`, and in
+            how many of them each misuse showed.
+        setup_facts: What is known of model and optimizers.
+        weights: The last look at weights and learning rate.
+        scalers: Scalers that were made for one optimizer.
+        unused: Losses that were scaled and that no update followed.
+        not_judged: What could not be judged, and why, a sentence each.
+        since: The step of the first observation of each kind.
+        first, last: The locations of the first and last non-finite value, by whether
+            the loss was finite.
+    """
+
+    loop: Mapping[str, Any] = field(default_factory=dict)
+    setup_facts: Mapping[str, Any] = field(default_factory=dict)
+    weights: Mapping[str, Any] = field(default_factory=dict)
+    scalers: int = 1
+    unused: int = 0
+    not_judged: tuple[str, ...] = ()
+    since: dict[str, int] = field(default_factory=dict)
+    last: dict[bool, Place] = field(default_factory=dict)
+    first: dict[bool, Place] = field(default_factory=dict)
+
+    def add(self, step: int, data: Mapping[str, Any]) -> None:
+        """Add the data of an event; others than observations are ignored."""
+        place = place_of(step, data)
+        if place is not None:
+            finite = place.loss_finite
+            if finite is None:
+                # After a non-finite loss the forward pass has the first location.
+                finite = place.direction == "backward"
+            if finite not in self.last or place.step > self.last[finite].step + 1:
+                self.first[finite] = place
+            self.last[finite] = place
+        kind = data.get("observed")
+        if not isinstance(kind, str):
+            return
+        self.since.setdefault(kind, step)
+        if kind == "loop":
+            self.loop = data
+        elif kind == "setup":
+            self.setup_facts = data
+        elif kind == "weights":
+            self.weights = data
+        elif kind == "scaler" and data.get("same_optimizer"):
+            self.scalers += 1
+        elif kind == "not_judged" and len(self.not_judged) < MOST_UNJUDGED:
+            self.not_judged += (str(data.get("what", "")),)
+        elif kind == "end":
+            self.unused = int(_number(data, "unused_losses"))
+
+    @property
+    def uses_float16(self) -> bool:
+        """False if nothing is float16, as far as it was observed."""
+        return self.setup_facts.get("float16") is not False
+
+    @property
+    def cleared_early(self) -> int:
+        """Sampled steps whose gradients were cleared after backward."""
+        return int(_number(self.loop, "cleared_early"))
+
+    def setup(self) -> dict[str, Any]:
+        """Return evidence on model, optimizers and direct steps."""
+        return {
+            "float16_params": int(_number(self.setup_facts, "float16_params")),
+            "direct_steps": int(_number(self.loop, "direct_steps")),
+        }
+
+    def of_episode(self, episode: Episode) -> dict[str, Any]:
+        """Return the evidence on an episode."""
+        seen: dict[str, Any] = {"at_rate": ""}
+        place = self._place(episode)
+        if place is not None:
+            seen |= place.evidence()
+        if self._shown("uncleared") and not self._sometimes():
+            seen["uncleared"] = True
+        look = self.weights
+        if look:
+            rates = look.get("rates")
+            known = map(_finite, rates if isinstance(rates, list) else ())
+            highest = max((rate for rate in known if rate is not None), default=None)
+            if highest is not None:
+                seen["rate"] = highest
+                seen["at_rate"] = f" (lr={highest:g})"
+            first, now = _number(look, "first_peak"), _number(look, "peak")
+            if first > 0.0:
+                seen |= {"weight_from": first, "weight_to": now}
+                seen["beyond_rate"] = look.get("beyond_rate") is True
+                seen["weight_name"] = str(look.get("largest", ""))
+            if look.get("buffer"):
+                seen["buffers"] = str(look["buffer"])
+        return seen
+
+    def _place(self, episode: Episode) -> Place | None:
+        """Return the first location of an episode, else the last one of its kind."""
+        finite = not episode.losses
+        last = self.last.get(finite)
+        if last is None and episode.gradients and episode.losses:
+            last = self.last.get(not finite)
+            finite = not finite
+        if last is None:
+            return None
+        first = self.first[finite]
+        return first if first.step >= episode.since else last
+
+    def misused(self) -> Iterator[str]:
+        """Yield the codes of all wrong uses that the observations show."""
+        return (code for code, (holds, _) in MISUSES.items() if holds(self))
+
+    def misuse(self, code: str) -> Misuse:
+        """Return a wrong use in words."""
+        return MISUSES[code][1](self)
+
+    def _shown(self, name: str) -> bool:
+        """Return whether something showed in most of the sampled steps."""
+        looks, times = _number(self.loop, "looks"), _number(self.loop, name)
+        return times >= MISUSED_STEPS and times >= MISUSED_SHARE * looks
+
+    def _uncleared(self) -> bool:
+        enough = _number(self.loop, "looks") >= WINDOW_LOOKS
+        return enough and self._shown("uncleared")
+
+    def _sometimes(self) -> bool:
+        """Gradients were cleared before some of the sampled steps."""
+        return _number(self.loop, "uncleared") < _number(self.loop, "looks")
+
+    def _clipped(self) -> bool:
+        loop = self.loop
+        norms = _number(loop, "norm_spread"), _number(loop, "peak_spread")
+        constant = any(1.0 <= spread <= CLIPPED_SPREAD for spread in norms)
+        small = 0.0 < _number(loop, "norm") <= CLIPPED_SHARE * _number(loop, "scale")
+        return self._shown("written") and constant and small
+
+    def _zeroed(self) -> bool:
+        zero = self.loop.get("peak") == 0.0
+        return self._shown("cleared_early") or (self._shown("written") and zero)
+
+    def _divided(self) -> bool:
+        tiny = 0.0 < _number(self.loop, "peak") <= DIVIDED_PEAK
+        large = _number(self.loop, "scale") >= DIVIDED_SCALE
+        return self._shown("written") and tiny and large and not self._clipped()
+
+
+def _clip(seen: Observations) -> Misuse:
+    norm, scale = _number(seen.loop, "norm"), _number(seen.loop, "scale")
+    return Misuse(
+        seen.since["loop"],
+        f"gradients are clipped while they are scaled: their norm is always {norm:.3g} "
+        f"at S = {power(scale)}, which is {norm / scale:.2g} once unscaled",
+        "every update is far smaller than it should be",
+        {"norm": norm, "scale": power(scale)},
+    )
+
+
+def _divide(seen: Observations) -> Misuse:
+    peak, scale = _number(seen.loop, "peak"), _number(seen.loop, "scale")
+    return Misuse(
+        seen.since["loop"],
+        "gradients are unscaled twice: other code writes to them between backward and "
+        f"the scaler, and the largest is {peak:.3g} although S = {power(scale)}",
+        f"every update is {power(scale)} times too small",
+        {"peak": peak, "scale": power(scale)},
+    )
+
+
+def _unscaled(seen: Observations) -> Misuse:
+    scale = _number(seen.loop, "scale")
+    return Misuse(
+        seen.since["loop"],
+        "backward() runs on a loss that was not scaled, and the gradients are divided "
+        f"by S = {power(scale)} all the same",
+        f"updates are {power(scale)} times too small, and small gradients underflow",
+        {"scale": power(scale)},
+    )
+
+
+def _direct(seen: Observations) -> Misuse:
+    times = int(_number(seen.loop, "direct_steps"))
+    return Misuse(
+        seen.since["loop"],
+        f"optimizer.step() was called directly, {counted(times, 'time')} so far",
+        "such steps use scaled gradients, or gradients that are not finite",
+        {"direct_steps": times},
+    )
+
+
+def _uncleared(seen: Observations) -> Misuse:
+    return Misuse(
+        seen.since["loop"],
+        "gradients are not cleared between steps: backward adds to those of the step "
+        "before",
+        "one non-finite gradient makes every later step fail",
+        {},
+    )
+
+
+def _late(seen: Observations) -> Misuse:
+    times = int(_number(seen.loop, "late_backward"))
+    return Misuse(
+        seen.since["loop"],
+        "backward() adds scaled gradients to gradients that are already unscaled, "
+        f"in {counted(times, 'iteration')} so far",
+        "the sum is neither scaled nor unscaled, and the step is wrong",
+        {"late_backward": times},
+    )
+
+
+def _in_window(seen: Observations) -> Misuse:
+    return Misuse(
+        seen.since["loop"],
+        "step() and update() are called several times before the gradients are cleared",
+        "each step uses the gradients of the steps before it again",
+        {},
+    )
+
+
+def _no_update(seen: Observations) -> Misuse:
+    return Misuse(
+        seen.since["end"],
+        f"{seen.unused} losses were scaled, and no step() and update() followed",
+        "no step was taken for them, and the scale stays as it is",
+        {"unused_losses": seen.unused},
+    )
+
+
+def _cleared(seen: Observations) -> Misuse:
+    return Misuse(
+        seen.since["loop"],
+        "gradients are cleared between backward and the step",
+        "nothing is learned",
+        {"cleared_early": seen.cleared_early},
+    )
+
+
+def _anew(seen: Observations) -> Misuse:
+    return Misuse(
+        seen.since["scaler"],
+        f"a new scaler was made {seen.scalers - 1} times for the same optimizer",
+        "each begins at init_scale again: the scale that was found is lost",
+        {"scalers": seen.scalers},
+    )
+
+
+def _missing(seen: Observations) -> Misuse:
+    names = _names(seen.setup_facts, "missing")
+    number = int(_number(seen.setup_facts, "missing_count")) or len(names)
+    shown = ", ".join(names[:MOST_NAMES]) + (", ..." if number > MOST_NAMES else "")
+    verb = "has a gradient and is" if number == 1 else "have gradients and are"
+    return Misuse(
+        seen.since["setup"],
+        f"{counted(number, 'parameter')} {verb} in no optimizer: {shown}",
+        "these parameters never change",
+        {"parameter": names[0], "missing": number},
+    )
+
+
+def _float16(seen: Observations) -> Misuse:
+    number = int(_number(seen.setup_facts, "float16_params"))
+    name = str(seen.setup_facts.get("float16_param", ""))
+    verb = "is" if number == 1 else "are"
+    return Misuse(
+        seen.since["setup"],
+        f"{counted(number, 'trainable parameter')} {verb} float16, without float32 "
+        "copies",
+        "updates below 2^-11 of a weight are rounded away",
+        {"parameter": name, "float16_params": number},
+    )
+
+
+def _no_float16(seen: Observations) -> Misuse:
+    return Misuse(
+        seen.since["setup"],
+        "nothing is float16: the loss is computed in "
+        f"{seen.setup_facts.get('dtype', 'float32')} alone",
+        "scaling has no effect; the run is not faster than without it",
+        {},
+    )
+
+
+# The evidence and the words of each code.
+MISUSES: dict[
+    str, tuple[Callable[[Observations], bool], Callable[[Observations], Misuse]]
+] = {
+    "GS112": (lambda seen: seen._clipped(), _clip),
+    "GS113": (lambda seen: seen._divided(), _divide),
+    "GS114": (lambda seen: seen._shown("unscaled"), _unscaled),
+    "GS115": (
+        lambda seen: _number(seen.loop, "direct_steps") > 0,
+        _direct,
+    ),
+    "GS104": (lambda seen: _number(seen.loop, "late_backward") > 0, _late),
+    "GS122": (lambda seen: seen._uncleared() and seen._sometimes(), _in_window),
+    "GS116": (lambda seen: seen._uncleared() and not seen._sometimes(), _uncleared),
+    "GS117": (lambda seen: seen._zeroed(), _cleared),
+    "GS118": (lambda seen: seen.scalers >= SCALERS, _anew),
+    "GS119": (lambda seen: bool(_names(seen.setup_facts, "missing")), _missing),
+    "GS120": (
+        lambda seen: _number(seen.setup_facts, "float16_params") > 0,
+        _float16,
+    ),
+    "GS123": (lambda seen: seen.unused > 0, _no_update),
+    "GS121": (lambda seen: seen.setup_facts.get("float16") is False, _no_float16),
+}
+
+
+def _names(data: Mapping[str, Any], key: str) -> list[str]:
+    names = data.get(key)
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def _number(data: Mapping[str, Any], key: str) -> float:
+    """Return a number of an event, which may come from a file of any origin."""
+    return _finite(data.get(key)) or 0.0
+
+
+def _finite(value: object) -> float | None:
+    """Return a value as a float; None if it is no finite number."""
+    if not isinstance(value, (int, float)) or not -_LARGEST <= value <= _LARGEST:
+        return None
+    return float(value)
+
+
+def _count(data: Mapping[str, Any], name: str) -> int | None:
+    value = data.get(name)
+    return value if isinstance(value, int) else None

@@ -1,0 +1,363 @@
+"""Samples how the training loop uses the scaler: backward, writes, clears, steps.
+
+Wrong use is systematic, so a few updates suffice: the second to the eighth, then every
+64th. No value is read from the device; identities and versions of gradients are
+compared, and two numbers are copied without waiting.
+"""
+
+import gc
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
+from gradscale.torch.locate.autograd_graph import nodes_of
+from gradscale.torch.monitor.model_lookup import ModelLookup
+from gradscale.torch.names import names_of
+from gradscale.torch.step.dispatch import StepMode
+from gradscale.torch.step.iteration import Iteration
+from gradscale.torch.step.optimizer_step import OptimizerStep
+
+# Updates that are sampled: the first ones but one, then every EVERY-th.
+FIRST = range(1, 8)
+EVERY = 64
+# The update after which model and optimizers are compared.
+SETUP = 4
+# Gradients that are compared for each optimizer.
+PARAMS = 4
+# Norms from which on their spread means something.
+ENOUGH = 3
+# Names of parameters that are recorded.
+MOST_NAMES = 20
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class _Mark(NamedTuple):
+    """A gradient and its version."""
+
+    grad: weakref.ref[Tensor]
+    version: int
+
+    def holds(self, grad: Tensor | None) -> bool:
+        """Whether a gradient is this one, and was not written to."""
+        return (
+            grad is not None and self.grad() is grad and grad._version == self.version
+        )
+
+    def follows(self, earlier: "_Mark") -> bool:
+        """Whether a backward pass has added to an earlier gradient, in place."""
+        same = self.grad() is earlier.grad()
+        return same and self.version == earlier.version + 1
+
+    def is_there(self) -> bool:
+        """Whether the gradient exists and was not written to."""
+        grad = self.grad()
+        return grad is not None and grad._version == self.version
+
+
+class LoopCheck:
+    """Compares gradients at the points of a training step at which they may change.
+
+    Args:
+        observe: Called with a step and data for the judge.
+        lookup: Finds the model of the optimizers.
+        optimizers: Also watch the steps that all optimizers of the process take.
+
+    Attributes:
+        due: The present update is sampled.
+        stepping: The scaler is stepping an optimizer.
+    """
+
+    def __init__(
+        self,
+        observe: Callable[[int, Mapping[str, Any]], None],
+        lookup: ModelLookup,
+        *,
+        optimizers: bool,
+    ) -> None:
+        self._observe = observe
+        self._lookup = lookup
+        self.due = self.stepping = False
+        self._counts = dict.fromkeys(
+            (
+                *("looks", "unscaled", "uncleared", "written", "cleared_early"),
+                "late_backward",
+            ),
+            0,
+        )
+        self._direct = 0
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        # By parameter id: gradients after the last scaled backward, and after the step.
+        self._after_backward: dict[int, _Mark] = {}
+        self._after_step: dict[int, _Mark] = {}
+        # How many scaled backward passes have added to each of them since then.
+        self._added: dict[int, int] = {}
+        # Gradients of a backward pass that no step has used.
+        self._unused: list[_Mark] = []
+        self._scaled = self._backwards = 0
+        self._foreign = self._left_over = self._cleared = False
+        self._compared: set[int] = set()
+        # With the look at which each was started.
+        self._sizes: list[tuple[int, AsyncTensor]] = []
+        self._norms: list[float] = []
+        self._peaks: list[float] = []
+        self._dtype: str | None = None
+        self._handle: RemovableHandle | None = None
+        if optimizers:
+            # Weak: the hook lives as long as the process.
+            here = weakref.ref(self)
+
+            def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+                there = here()
+                if there is not None:
+                    there._before_step(optimizer)
+
+            self._handle = register_optimizer_step_pre_hook(before_step)
+            weakref.finalize(self, self._handle.remove).atexit = False
+
+    def close(self) -> None:
+        """Stop to watch."""
+        self.due = False
+        if self._handle is not None:
+            self._handle.remove()
+
+    # --- Called by the scaler, in sampled updates -------------------------------------
+
+    def scaled(self, scaled: Tensor, loss: Tensor, iteration: Iteration) -> None:
+        """Watch the backward pass of a scaled loss."""
+        if scaled.grad_fn is None:
+            return
+        if self._dtype is None:
+            self._dtype = half_dtype(loss)
+        self._scaled += 1
+        params = [p for step in iteration.settled.values() for p in _some_of(step)]
+
+        def before(_: tuple[Tensor | None, ...]) -> None:
+            if self._unused and not any(mark.is_there() for mark in self._unused):
+                # Of a micro-batch that no step has used.
+                self._cleared = True
+            self._backwards += 1
+            marks = _marks(params)
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: after(marks)
+            )
+
+        def after(before: dict[int, _Mark]) -> None:
+            # Also those of optimizers that the scaler does not step.
+            others = [p for each in self._optimizers for p in _params_of(each)]
+            self._after_backward = _marks([*params, *others])
+            self._unused = list(self._after_backward.values())
+            for key, mark in before.items():
+                now = self._after_backward.get(key)
+                if now is not None and now.follows(mark):
+                    self._added[key] = self._added.get(key, 0) + 1
+
+        scaled.grad_fn.register_prehook(before)
+
+    def before_read(self, step: OptimizerStep) -> None:
+        """Compare the gradients of an optimizer before the scaler touches them."""
+        if id(step) in self._compared:
+            return
+        self._compared.add(id(step))
+        self._unused = []
+        params = [p for p in _some_of(step) if p.grad is not None]
+        self._left_over = self._left_over or any(map(self._is_left, params))
+        known = [p for p in _some_of(step) if id(p) in self._after_backward]
+        marks = [(p.grad, self._after_backward[id(p)]) for p in known]
+        if marks and all(grad is None for grad, _ in marks):
+            self._cleared = True
+        elif any(grad is not None and mark.grad() is not grad for grad, mark in marks):
+            # Made by a backward pass since then.
+            self._foreign = True
+        elif not all(mark.holds(grad) for grad, mark in marks):
+            self._written(step)
+        elif self._scaled and not self._backwards and params:
+            self._foreign = True
+
+    def _written(self, step: OptimizerStep) -> None:
+        """Note that gradients were written to after backward, and their sizes."""
+        self._counts["written"] += 1
+        grads = [p.grad for p in step.params() if p.grad is not None]
+        plain = [g for g in grads if type(g) is Tensor and g.layout is torch.strided]
+        if plain and len({grad.device for grad in plain}) == 1:
+            norm = torch.nn.utils.get_total_norm(plain).float()
+            peak = torch.nn.utils.get_total_norm(plain, math.inf).float()
+            both = AsyncTensor(torch.stack([norm, peak]))
+            self._sizes.append((self._counts["looks"], both))
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        """Count a step that was not requested from the scaler."""
+        self._optimizers.add(optimizer)
+        if self.stepping or not self.due:
+            return
+        known = [p for p in _params_of(optimizer) if id(p) in self._after_backward]
+        # As the backward pass of the scaled loss has left them.
+        if known and self._after_backward[id(known[0])].holds(known[0].grad):
+            self._direct += 1
+
+    def late_backward(self, update: int, scale: float) -> None:
+        """Count a backward pass that has added to unscaled gradients."""
+        self._counts["late_backward"] += 1
+        times = self._counts["late_backward"]
+        if times & (times - 1) == 0:
+            data = {"observed": "loop", **self._counts, "scale": scale}
+            self._observe(update, {**data, "direct_steps": self._direct})
+
+    # --- Called once an update --------------------------------------------------------
+
+    def end_update(
+        self, update: int, scale: float, steps: Mapping[int, OptimizerStep]
+    ) -> None:
+        """End a sampled update; decide whether the next one is sampled.
+
+        Args:
+            update: Its number, counted from 1.
+            scale: The scale, as last known on the host.
+            steps: What each optimizer has done.
+        """
+        if self.due:
+            self._count(update, scale)
+        if update == SETUP:
+            self._check_setup(update, steps)
+        self.due = update in FIRST or (update + 1) % EVERY == 0
+        self._scaled = self._backwards = 0
+        self._foreign = self._left_over = self._cleared = False
+        self._compared.clear()
+        self._after_backward, self._added, self._unused = {}, {}, []
+        if self.due:
+            params = [p for step in steps.values() for p in _some_of(step)]
+            self._after_step = _marks(params)
+
+    def _count(self, update: int, scale: float) -> None:
+        counts = self._counts
+        counts["looks"] += 1
+        counts["uncleared"] += self._left_over
+        counts["unscaled"] += self._foreign
+        counts["cleared_early"] += self._cleared
+        while self._sizes and self._sizes[0][0] + LAG < counts["looks"]:
+            norm, peak = self._sizes.pop(0)[1].values().tolist()
+            if math.isfinite(norm):
+                self._norms.append(norm)
+                self._peaks.append(peak)
+        data: dict[str, Any] = {"observed": "loop", **counts, "scale": scale}
+        data["direct_steps"] = self._direct
+        if len(self._norms) >= ENOUGH:
+            data |= {
+                "norm": self._norms[-1],
+                "peak": self._peaks[-1],
+                "norm_spread": _spread(self._norms),
+                "peak_spread": _spread(self._peaks),
+            }
+        if any(data[name] for name in (*list(counts)[1:], "direct_steps")):
+            self._observe(update, data)
+
+    def _check_setup(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
+        """Compare the parameters of the model with those of the optimizers."""
+        data: dict[str, Any] = {"observed": "setup"}
+        half = [
+            param
+            for step in steps.values()
+            if step.mode is not StepMode.OWN and step.owner() is not None
+            for param in step.params()
+            if param.dtype is torch.float16
+        ]
+        if half:
+            sources = tuple(s for step in steps.values() for s in step.name_sources)
+            data["float16_params"] = len(half)
+            data["float16_param"] = names_of(half[:1], sources)[0]
+        elif self._handle is not None and self._dtype not in (None, "float16"):
+            data |= {"float16": False, "dtype": self._dtype}
+        missing = self._missing(steps) if self._handle is not None else []
+        if missing:
+            data["missing"] = missing[:MOST_NAMES]
+            data["missing_count"] = len(missing)
+        if len(data) > 1:
+            self._observe(update, data)
+
+    def _missing(self, steps: Mapping[int, OptimizerStep]) -> list[str]:
+        """Return the parameters of the model with a gradient and no optimizer."""
+        params = [
+            p for s in steps.values() if s.owner() is not None for p in s.params()
+        ]
+        found = self._lookup.of_params(params) if params else None
+        model = None if found is None else found()
+        if model is None:
+            return []
+        held = {id(param) for each in _optimizers() for param in _params_of(each)}
+        return [
+            name
+            for name, param in model.named_parameters()
+            if param.requires_grad and param.grad is not None and id(param) not in held
+        ]
+
+    def _is_left(self, param: Tensor) -> bool:
+        """Whether backward has only added to the gradient of the step before."""
+        mark, added = self._after_step.get(id(param)), self._added.get(id(param), 0)
+        grad = param.grad
+        if mark is None or grad is None or mark.grad() is not grad:
+            return False
+        return added > 0 and grad._version == mark.version + added
+
+
+def half_dtype(loss: Tensor) -> str | None:
+    """Return the half precision of a loss's graph, else its own; None if not known.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> half_dtype(layer(torch.ones(1, 2)).sum())
+    'float32'
+    """
+    nodes = nodes_of([loss])
+    dtypes = set()
+    for node in nodes:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            # A function of the user, a compiled graph, a checkpoint: not to be seen.
+            return None
+        dtypes |= {meta.dtype for meta in node._input_metadata}
+    for dtype in _HALF:
+        if dtype in dtypes:
+            return str(dtype).removeprefix("torch.")
+    return str(loss.dtype).removeprefix("torch.") if nodes else None
+
+
+def _some_of(step: OptimizerStep) -> list[Tensor]:
+    """Return a few parameters of an optimizer: the first ones and the last ones."""
+    if step.owner() is None:
+        return []
+    params = step.params()
+    half = PARAMS // 2
+    return params if len(params) <= PARAMS else [*params[:half], *params[-half:]]
+
+
+def _params_of(optimizer: Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _optimizers() -> list[Optimizer]:
+    """Return every optimizer of the process. Searches all tracked objects."""
+    kinds = [Optimizer]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    known = {id(kind) for kind in kinds}
+    # By type: isinstance may run code of the object.
+    return [each for each in gc.get_objects() if id(type(each)) in known]
+
+
+def _marks(params: Iterable[Tensor]) -> dict[int, _Mark]:
+    return {
+        id(param): _Mark(weakref.ref(param.grad), param.grad._version)
+        for param in params
+        # Those of inference mode have no version.
+        if param.grad is not None and not param.grad.is_inference()
+    }
+
+
+def _spread(values: list[float]) -> float:
+    """Return the ratio of the largest to the smallest; infinite if that is 0."""
+    low, high = min(values), max(values)
+    return high / low if low > 0.0 and math.isfinite(high) else math.inf

@@ -1,0 +1,54 @@
+"""Keras' own tests of the class, as they are in its wheel, with ours in its place."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = "gradscale.keras.optimizer.LossScaleOptimizer"
+
+
+def account(backend, *options):
+    """Return what became of Keras' tests on a backend."""
+    done = subprocess.run(
+        [sys.executable, "-m", "parity.keras_tests", *options],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("backend", "passed", "skipped"),
+    [("tensorflow", 29, 7), ("jax", 28, 8), ("torch", 33, 3)],
+)
+def test_keras_own_tests_pass_with_our_class(backend, passed, skipped):
+    assert account(backend) == {
+        "backend": backend,
+        "class": OURS,
+        "passed": passed,
+        "skipped": skipped,
+        # A test that does not make it would show nothing.
+        "tests that made it": passed,
+        "names of failed tests": [],
+    }
+
+
+def test_the_stateful_tests_that_keras_skips_on_jax_pass():
+    lifted = account("jax", "--lift")
+    assert (lifted["passed"], lifted["names of failed tests"]) == (29, [])
+
+
+def test_they_fail_with_keras_own_class():
+    lifted = account("jax", "--lift", "--baseline")
+    assert (lifted["passed"], lifted["failed"]) == (21, 8)
+
+
+def test_a_class_that_is_broken_fails_them():
+    assert account("jax", "--broken")["failed"] == 2

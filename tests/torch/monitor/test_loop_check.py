@@ -1,0 +1,392 @@
+"""A wrong use of the scaler is found in the smallest loop that has it, and no other."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+from gradscale.diagnosis import diagnose_run
+from gradscale.errors import GradscaleWarning
+from gradscale.runfile import open_run
+from gradscale.torch import GradScaler
+from gradscale.torch.monitor.loop_check import EVERY, half_dtype
+from tests.torch.training import iterate, parameter, planted
+
+UPDATES = 30
+
+
+class Loop:
+    """A model, its optimizer and a recorded scaler, and the parts of an iteration."""
+
+    def __init__(self, path, dtype=torch.float16, weights=torch.float32):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+        self.model.to(weights)
+        self.params = list(self.model.parameters())
+        self.dtype, self.weights, self.path = dtype, weights, path
+        self.optimizer = torch.optim.SGD(self.params, lr=1e-4)
+        self.scaler = GradScaler(
+            "cpu", init_scale=1024.0, record=path, model=self.model, allow_fp16=True
+        )
+
+    def loss(self):
+        x = torch.randn(4, 4, dtype=self.weights)
+        with torch.autocast("cpu", self.dtype, enabled=self.dtype is not None):
+            return (self.model(x).float() - x.float().sum(1, True)).square().mean()
+
+    def backward(self):
+        self.scaler.scale(self.loss()).backward()
+
+    def step(self):
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+    def causes(self):
+        """Close the file; return the causes that are diagnosed from it."""
+        self.scaler.close()
+        with open_run(self.path) as run:
+            return {finding.cause for finding in diagnose_run(run).serious}
+
+
+def repeated(iteration, **options):
+    """Return a test case: an iteration, and how its loop is made."""
+
+    def run(path):
+        loop = Loop(path, **options)
+        for number in range(1, UPDATES + 1):
+            iteration(loop, number)
+        return loop.causes()
+
+    return run
+
+
+# --- Wrong uses -----------------------------------------------------------------------
+
+
+def clipped_while_scaled(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    nn.utils.clip_grad_norm_(loop.params, 1.0)
+    loop.step()
+
+
+def clipped_by_value_while_scaled(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    nn.utils.clip_grad_value_(loop.params, 0.5)
+    loop.step()
+
+
+def divided_by_hand(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    for param in loop.params:
+        param.grad.div_(loop.scaler.get_scale())
+    loop.step()
+
+
+def backward_on_the_loss(loop, number):
+    loop.optimizer.zero_grad()
+    loss = loop.loss()
+    loop.scaler.scale(loss)
+    loss.backward()
+    loop.step()
+
+
+def stepped_directly(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.optimizer.step()
+    loop.step()
+
+
+def never_cleared(loop, number):
+    loop.backward()
+    loop.step()
+
+
+def cleared_before_the_step(loop, number):
+    loop.backward()
+    loop.optimizer.zero_grad(set_to_none=False)
+    loop.step()
+
+
+def updated_in_every_micro_batch(loop, number):
+    if number % 4 == 1:
+        loop.optimizer.zero_grad()
+    loop.backward()
+    loop.step()
+
+
+def left_out_after_a_while(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    if number <= 12:
+        loop.step()
+
+
+WRONG = {
+    "clip_grad_norm_": (repeated(clipped_while_scaled), "clipped-scaled"),
+    "clip_grad_value_": (repeated(clipped_by_value_while_scaled), "clipped-scaled"),
+    "divided": (repeated(divided_by_hand), "unscaled-twice"),
+    "loss.backward()": (repeated(backward_on_the_loss), "backward-unscaled"),
+    "optimizer.step()": (repeated(stepped_directly), "stepped-directly"),
+    "no zero_grad": (repeated(never_cleared), "never-zeroed"),
+    "zero_grad to 0": (repeated(cleared_before_the_step), "zeroed-early"),
+    "micro-batches": (repeated(updated_in_every_micro_batch), "update-too-often"),
+    "no step": (repeated(left_out_after_a_while), "update-missing"),
+}
+
+
+@pytest.mark.parametrize(("run", "cause"), WRONG.values(), ids=WRONG)
+def test_a_wrong_use_is_the_one_cause_that_is_found(tmp_path, run, cause):
+    assert run(tmp_path / "run.gs") == {cause}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*No parameter.*gradient.*:gradscale.GradscaleWarning"
+)
+def test_gradients_that_are_gone_before_the_step_are_found(tmp_path):
+    def cleared(loop, number):
+        loop.backward()
+        loop.optimizer.zero_grad()
+        loop.step()
+
+    assert repeated(cleared)(tmp_path / "run.gs") == {"zeroed-early", "no-gradients"}
+
+
+def test_a_parameter_that_was_replaced_after_the_optimizer_was_made_is_found(tmp_path):
+    loop = Loop(tmp_path / "run.gs")
+    loop.model[2] = nn.Linear(4, 1)
+    for _ in range(8):
+        loop.model.zero_grad()
+        loop.backward()
+        loop.step()
+    loop.scaler.close()
+    with open_run(loop.path) as run:
+        [finding] = diagnose_run(run).serious
+    assert (finding.code, finding.where) == ("GS119", "2.weight")
+    assert finding.what == (
+        "2 parameters have gradients and are in no optimizer: 2.weight, 2.bias"
+    )
+
+
+def test_unscaling_in_the_middle_of_a_window_is_found(tmp_path):
+    loop = Loop(tmp_path / "run.gs")
+
+    def window():
+        loop.optimizer.zero_grad()
+        loop.backward()
+        loop.scaler.unscale_(loop.optimizer)
+        loop.backward()
+        loop.step()
+
+    with pytest.warns(GradscaleWarning, match="GS104"):
+        window()
+    assert loop.causes() == {"unscaled-twice"}
+
+
+def plain(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        ({"dtype": None}, "no-float16"),
+        ({"dtype": torch.bfloat16}, "no-float16"),
+        ({"dtype": None, "weights": torch.float16}, "fp16-weights"),
+    ],
+    ids=["float32", "bfloat16", "float16 weights"],
+)
+def test_the_dtypes_of_model_and_loss_are_checked(tmp_path, options, cause):
+    assert repeated(plain, **options)(tmp_path / "run.gs") == {cause}
+
+
+# --- Healthy loops --------------------------------------------------------------------
+
+
+def cleared_to_0(loop, number):
+    loop.optimizer.zero_grad(set_to_none=False)
+    loop.backward()
+    loop.step()
+
+
+def cleared_after_the_step(loop, number):
+    loop.backward()
+    loop.step()
+    loop.optimizer.zero_grad()
+
+
+def clipped_after_unscaling(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.scaler.unscale_(loop.optimizer)
+    nn.utils.clip_grad_norm_(loop.params, 1e-3)
+    loop.step()
+
+
+def clipped_by_the_scaler(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.scaler.clip_grad_norm_(loop.optimizer, 1e-3)
+    loop.step()
+
+
+def accumulated(loop, number):
+    loop.backward()
+    if number % 4 == 0:
+        loop.step()
+        loop.optimizer.zero_grad()
+
+
+def accumulated_into_zeros(loop, number):
+    loop.backward()
+    if number % 4 == 0:
+        loop.step()
+        loop.optimizer.zero_grad(set_to_none=False)
+
+
+def evaluated_between(loop, number):
+    plain(loop, number)
+    with torch.no_grad():
+        loop.scaler.scale(loop.loss())
+
+
+def averaged_over_micro_batches(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.backward()
+    for param in loop.params:
+        param.grad.div_(2.0)
+    loop.step()
+
+
+HEALTHY = {
+    made.__name__: repeated(made)
+    for made in (
+        *(plain, cleared_to_0, cleared_after_the_step, clipped_after_unscaling),
+        *(clipped_by_the_scaler, accumulated, accumulated_into_zeros),
+        *(evaluated_between, averaged_over_micro_batches),
+    )
+}
+
+
+@pytest.mark.parametrize("run", HEALTHY.values(), ids=HEALTHY)
+def test_a_healthy_loop_is_left_alone(tmp_path, run):
+    assert run(tmp_path / "run.gs") == set()
+
+
+@pytest.mark.parametrize("updates", [1, 2], ids=["one update", "two updates"])
+def test_two_networks_with_an_optimizer_each_are_left_alone(tmp_path, updates):
+    loop = Loop(tmp_path / "run.gs")
+    critic = nn.Linear(1, 1)
+    theirs = torch.optim.SGD(critic.parameters(), lr=0.01)
+
+    def judged(detach):
+        made = loop.model(torch.randn(4, 4))
+        with torch.autocast("cpu", torch.float16):
+            return critic(made.detach() if detach else made).float().mean()
+
+    for _ in range(UPDATES // 2):
+        theirs.zero_grad()
+        loop.scaler.scale(judged(detach=True)).backward()
+        loop.scaler.step(theirs)
+        if updates == 2:
+            loop.scaler.update()
+        loop.optimizer.zero_grad()
+        # Adds to the gradients of the critic as well, which are cleared next.
+        loop.scaler.scale(judged(detach=False)).backward()
+        loop.scaler.step(loop.optimizer)
+        loop.scaler.update()
+    assert loop.causes() == set()
+
+
+# --- What the check may cost ----------------------------------------------------------
+
+
+def test_the_second_to_the_eighth_and_every_64th_update_are_sampled():
+    scaler, param = GradScaler("cpu"), parameter(1)
+    optimizer = torch.optim.SGD([param], lr=0.1)
+    sampled = []
+    for number in range(1, 2 * EVERY + 2):
+        if scaler._monitor.loop.due:
+            sampled.append(number)
+        iterate(scaler, optimizer, param, 1.0)
+    assert sampled == [*range(2, 9), EVERY, 2 * EVERY]
+
+
+def test_between_sampled_updates_no_backward_pass_is_hooked():
+    scaler, param = GradScaler("cpu"), parameter(3)
+    optimizer = torch.optim.SGD([param], lr=0.1)
+    hooked, loop = [], scaler._monitor.loop
+    scaled = loop.scaled
+    loop.scaled = lambda *given: hooked.append(given) or scaled(*given)
+    for _ in range(30):
+        iterate(scaler, optimizer, param, 1.0)
+    assert len(hooked) == 7
+
+
+def test_nothing_of_a_run_is_kept_alive(tmp_path):
+    loop = Loop(tmp_path / "run.gs")
+    for number in range(1, 8):
+        plain(loop, number)
+    gone = [weakref.ref(each) for each in (loop.model, loop.optimizer, loop.params[0])]
+    gone.append(weakref.ref(loop.params[0].grad))
+    scaler = loop.scaler
+    del loop
+    gc.collect()
+    # The model was given to the scaler, which names its parameters with it.
+    scaler.close()
+    del scaler
+    gc.collect()
+    assert [each() for each in gone] == [None] * 4
+
+
+def test_gradients_are_not_kept_alive_by_a_scaler_in_use():
+    scaler, param = GradScaler("cpu"), parameter(3)
+    optimizer = torch.optim.SGD([param], lr=0.1)
+    for _ in range(5):
+        iterate(scaler, optimizer, param, 1.0)
+    gone = weakref.ref(param.grad)
+    optimizer.zero_grad()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_closed_scaler_watches_no_optimizer(tmp_path):
+    before = len(_global_optimizer_pre_hooks)
+    loop = Loop(tmp_path / "run.gs")
+    assert len(_global_optimizer_pre_hooks) == before + 1
+    loop.scaler.close()
+    assert len(_global_optimizer_pre_hooks) == before
+
+
+def test_without_a_run_file_no_optimizer_is_watched():
+    before = len(_global_optimizer_pre_hooks)
+    scaler = GradScaler("cpu")
+    assert len(_global_optimizer_pre_hooks) == before
+    scaler.close()
+
+
+# --- The dtype of a graph -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [(torch.float16, "float16"), (torch.bfloat16, "bfloat16"), (None, "float32")],
+)
+def test_the_half_precision_of_a_graph_is_found_below_a_float32_loss(dtype, name):
+    layer = nn.Linear(2, 1)
+    with torch.autocast("cpu", dtype, enabled=dtype is not None):
+        loss = layer(torch.ones(1, 2)).float().sum()
+    assert half_dtype(loss) == name
+
+
+def test_the_dtype_inside_a_function_of_the_user_is_not_known():
+    assert half_dtype(planted(parameter(2), 1.0)) is None
