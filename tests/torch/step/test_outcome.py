@@ -241,6 +241,19 @@ def test_each_of_two_optimizers_has_its_own_outcome(grads, applied):
     assert (last.applied, last[first].applied, last[second].applied) == applied
 
 
+def test_nonfinite_gradients_that_are_only_unscaled_make_the_update_a_skip():
+    scaler, params = GradScaler("cpu"), [parameter(2), parameter(2)]
+    first, second = (SGD([param], lr=1.0) for param in params)
+    for param, value in zip(params, (1.0, INF), strict=True):
+        scaler.scale(planted(param, [value, 1.0])).backward()
+    scaler.step(first)
+    scaler.unscale_(second)
+    scaler.update()
+    assert (scaler.last.applied, scaler.last[first].applied) == (False, True)
+    assert (scaler.applied_steps, scaler.skipped_steps) == (0, 1)
+    assert (scaler.applied_steps[first], scaler.skipped_steps[second]) == (1, 0)
+
+
 def test_an_optimizer_that_was_idle_has_no_outcome_of_an_earlier_step():
     scaler, first, second = two_optimizers([(1.0, 1.0), (1.0, None)])
     assert scaler.last[second].verdict is Verdict.NO_GRADIENTS

@@ -253,10 +253,12 @@ def _facts(one: StepSummary, ops: _Ops) -> _Facts:
 def _joined(rows: list[_Facts], scale: Any, ops: _Ops) -> _Facts:
     """Return the steps of several optimizers as one: the largest of each fact.
 
-    Optimizers clipped together share one norm.
+    Optimizers clipped together share one norm. One whose gradients are not finite makes
+    the whole a skipped step, also if it was only unscaled.
     """
     columns = zip(*rows, strict=True)
-    return _Facts(*(ops.largest(list(each)) for each in columns))._replace(scale=scale)
+    whole = _Facts(*(ops.largest(list(each)) for each in columns))
+    return whole._replace(scale=scale, skipped=whole.stepped * whole.skip)
 
 
 def _write_row(
