@@ -1,8 +1,10 @@
-"""Compiles each XLA program once per test process."""
+"""Compiles each XLA program once per test process; no warning of GS114."""
 
 import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+
+import gradscale.jax.state
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +20,9 @@ def shared_compilations(tmp_path_factory):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # A compilation during collection has settled that there is no cache.
     compilation_cache.reset_cache()
+
+
+@pytest.fixture(autouse=True)
+def scale_requested(monkeypatch):
+    """Most tests call `update` with gradients of their own making."""
+    monkeypatch.setattr(gradscale.jax.state, "_scale_requested", True)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,11 @@ import pytest
 from flax import nnx
 from hypothesis import given
 
+import gradscale.jax.state
 from gradscale import (
     ConfigError,
     DynamicScale,
+    GradscaleWarning,
     NoScale,
     OrderError,
     ScaleCollapsed,
@@ -30,6 +33,7 @@ from gradscale.jax import (
     last,
     loss_scaled,
     raise_if_collapsed,
+    scaled_value_and_grad,
 )
 from tests.strategies import POLICIES
 
@@ -369,3 +373,63 @@ def test_a_collapse_is_raised_with_its_figures():
 @pytest.mark.parametrize("steps", [[], [GOOD], [BAD], [BAD, BAD, BAD]])
 def test_nothing_is_raised_before_a_collapse(steps):
     raise_if_collapsed(stepped(DynamicScale(init_scale=0.5, min_scale=0.25), steps))
+
+
+# Gradients of a loss that was not scaled
+
+
+@pytest.fixture
+def fresh_process(monkeypatch, scale_requested):
+    monkeypatch.setattr(gradscale.jax.state, "_scale_requested", False)
+
+
+def first_step(policy, differentiate, *, compiled):
+    optimizer, params = loss_scaled(optax.sgd(0.1), policy), jnp.ones(2)
+
+    def step(params, state):
+        _, grads = differentiate(lambda w: (w**2).sum())(state, params)
+        return optimizer.update(grads, state, params)
+
+    return (jax.jit(step) if compiled else step)(params, optimizer.init(params))
+
+
+def plain_value_and_grad(loss):
+    return lambda state, params: jax.value_and_grad(loss)(params)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_a_loss_that_was_not_scaled_are_reported_once(
+    fresh_process, compiled
+):
+    with pytest.warns(
+        GradscaleWarning, match=r"too small by that factor.*scaled_value_and.*GS114"
+    ):
+        first_step(DynamicScale(), plain_value_and_grad, compiled=compiled)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first_step(DynamicScale(), plain_value_and_grad, compiled=compiled)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_a_scaled_loss_are_not_reported(fresh_process, compiled):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first_step(DynamicScale(), scaled_value_and_grad, compiled=compiled)
+
+
+def test_gradients_of_a_loss_multiplied_by_hand_are_not_reported(fresh_process):
+    def by_hand(loss):
+        def differentiated(state, params):
+            return jax.value_and_grad(lambda w: loss(w) * current_scale(state))(params)
+
+        return differentiated
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first_step(DynamicScale(), by_hand, compiled=True)
+
+
+def test_a_policy_that_does_not_scale_needs_no_scaled_loss(fresh_process):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first_step(NoScale(), plain_value_and_grad, compiled=False)

@@ -16,7 +16,12 @@ from gradscale.jax.grad_tree import Mask, gradients_in, same_places, wide
 from gradscale.jax.last_step import Counts, LastStep, packed
 from gradscale.jax.reading import read
 from gradscale.jax.scaling import multiplied, select, update
-from gradscale.jax.state import LossScaledState, check_policy, first_state
+from gradscale.jax.state import (
+    LossScaledState,
+    check_policy,
+    first_state,
+    warn_if_unscaled,
+)
 
 # The smallest normal f32: XLA flushes subnormals to zero on the CPU.
 SMALLEST = 2.0**-126
@@ -81,6 +86,7 @@ def loss_scaled(
     check_policy(policy)
     _check(max_norm)
     inner = optax.with_extra_args_support(inner)
+    scales = (policy.min_scale, policy.max_scale) != (1.0, 1.0)
 
     def init(params: Any) -> LossScaledState:
         leaves = len(jax.tree.leaves(params))
@@ -89,6 +95,8 @@ def loss_scaled(
     def step(
         grads: Any, state: LossScaledState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, LossScaledState]:
+        if scales:
+            warn_if_unscaled()
         leaves, flags, structure = gradients_in(grads, mask)
         same_places(grads, params)
         _check_number(len(leaves), state)

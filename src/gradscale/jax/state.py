@@ -1,6 +1,7 @@
 """The state of `loss_scaled`, and functions that find it in an optimizer state."""
 
 import functools
+import warnings
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +11,18 @@ import numpy as np
 from gradscale.core.policies import Policy
 from gradscale.core.records import Verdict
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.errors import ConfigError, ScaleCollapsed, StateError
+from gradscale.errors import (
+    ConfigError,
+    GradscaleWarning,
+    ScaleCollapsed,
+    StateError,
+)
 from gradscale.jax.last_step import Counts, LastStep, before_the_first, packed, unpacked
 
 # The inverse of a larger scale is subnormal, and XLA flushes subnormals on the CPU.
 HIGHEST_SCALE = 2.0**126
+# The scale of an optimizer was requested in this process, or its absence reported.
+_scale_requested = False
 
 
 class LossScaledState(NamedTuple):
@@ -86,7 +94,31 @@ def current_scale(opt_state: Any) -> jax.Array:
     >>> float(current_scale(optimizer.init(jnp.ones(2))))
     65536.0
     """
+    global _scale_requested
+    _scale_requested = True
     return _array(only_state(opt_state).rule.scale)
+
+
+def warn_if_unscaled() -> None:
+    """Warn, once in a process, if no loss can have been scaled.
+
+    Runs where `update` is called or traced: a compiled step contains nothing of it.
+    """
+    global _scale_requested
+    if _scale_requested:
+        return
+    _scale_requested = True
+    warnings.warn(
+        GradscaleWarning(
+            "update() of loss_scaled was called before the scale was requested. It "
+            "divides the gradients by the scale, so those of an unscaled loss become "
+            "too small by that factor. Take the gradients with "
+            "scaled_value_and_grad(loss)(opt_state, params) instead of "
+            "jax.value_and_grad, or multiply the loss by current_scale(opt_state).",
+            code="GS114",
+        ),
+        stacklevel=3,
+    )
 
 
 def last(opt_state: Any) -> LastStep:
@@ -97,9 +129,12 @@ def last(opt_state: Any) -> LastStep:
 
     >>> import optax
     >>> from gradscale import DynamicScale
-    >>> from gradscale.jax import loss_scaled
+    >>> from gradscale.jax import loss_scaled, scaled_value_and_grad
     >>> optimizer = loss_scaled(optax.sgd(0.1), DynamicScale())
-    >>> _, state = optimizer.update(jnp.ones(2) / 0.0, optimizer.init(jnp.ones(2)))
+    >>> params = jnp.ones(2)
+    >>> state = optimizer.init(params)
+    >>> _, grads = scaled_value_and_grad(lambda w: (w / 0.0).sum())(state, params)
+    >>> _, state = optimizer.update(grads, state)
     >>> bool(last(state).applied), str(last(state).verdict)
     (False, 'calibrating')
     """
@@ -114,9 +149,12 @@ def counts(opt_state: Any) -> Counts:
 
     >>> import optax
     >>> from gradscale import DynamicScale
-    >>> from gradscale.jax import loss_scaled
+    >>> from gradscale.jax import loss_scaled, scaled_value_and_grad
     >>> optimizer = loss_scaled(optax.sgd(0.1), DynamicScale())
-    >>> _, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))
+    >>> params = jnp.ones(2)
+    >>> state = optimizer.init(params)
+    >>> _, grads = scaled_value_and_grad(lambda w: w.sum())(state, params)
+    >>> _, state = optimizer.update(grads, state)
     >>> int(counts(state).applied), int(counts(state).skipped)
     (1, 0)
     """
@@ -132,12 +170,15 @@ def raise_if_collapsed(opt_state: Any) -> None:
 
     >>> import optax
     >>> from gradscale import DynamicScale
-    >>> from gradscale.jax import loss_scaled
+    >>> from gradscale.jax import loss_scaled, scaled_value_and_grad
     >>> policy = DynamicScale(init_scale=1.0, min_scale=1.0)
     >>> optimizer = loss_scaled(optax.sgd(0.1), policy)
-    >>> state = optimizer.init(jnp.ones(2))
+    >>> params = jnp.ones(2)
+    >>> state = optimizer.init(params)
+    >>> loss_and_grads = scaled_value_and_grad(lambda w: (w / 0.0).sum())
     >>> for _ in range(3):
-    ...     _, state = optimizer.update(jnp.ones(2) / 0.0, state)
+    ...     _, grads = loss_and_grads(state, params)
+    ...     _, state = optimizer.update(grads, state)
     >>> raise_if_collapsed(state)  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
