@@ -187,3 +187,33 @@ def test_a_disabled_scaler_steps_the_optimizer():
     closure = closure_of(scaler, optimizer, lambda: param.square().sum())
     assert step_with_closure(scaler, optimizer, closure).item() == 1.0
     assert param.item() != 1.0
+
+
+def fitted(seed, *, half):
+    """Return the float32 loss after LBFGS has fitted noisy data."""
+    torch.manual_seed(seed)
+    x = torch.rand(48, 3) * 2 - 1
+    y = (3 * x[:, :1]).sin() + 0.3 * torch.randn(48, 1)
+    model = nn.Sequential(nn.Linear(3, 12), nn.Tanh(), nn.Linear(12, 1))
+    optimizer = LBFGS(model.parameters(), max_iter=5, line_search_fn="strong_wolfe")
+    # So high that the first evaluations overflow.
+    scaler = GradScaler("cpu", init_scale=2.0**24, growth_interval=10, enabled=half)
+
+    def loss_of():
+        with torch.autocast("cpu", torch.float16, enabled=half):
+            output = model(x)
+        return (output.float() - y).square().mean()
+
+    for _ in range(8):
+        step_with_closure(scaler, optimizer, closure_of(scaler, optimizer, loss_of))
+        scaler.update()
+    overflowed = half and scaler.get_scale() < 2.0**24
+    return (model(x) - y).square().mean().item(), overflowed
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_lbfgs_in_float16_with_overflows_fits_as_well_as_float32(seed):
+    half, overflowed = fitted(seed, half=True)
+    full, _ = fitted(seed, half=False)
+    assert overflowed
+    assert half <= 1.1 * full
