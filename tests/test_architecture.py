@@ -61,6 +61,7 @@ TORCH = {
     "devices": set(),
     "tensor_list": set(),
     "names": set(),
+    "rng": set(),
     "messages": {"devices"},
     "scaling": {"devices"},
     "kernels": {"devices", "tensor_list"},
@@ -69,12 +70,14 @@ TORCH = {
     "ranks": READS | {"device_state"},
     "step": READS | {"device_state", "ranks"},
     "optim": BASE | {"kernels"},
-    "locate": BASE,
+    "precision": READS,
+    "locate": BASE | {"rng"},
     "underflow": READS | {"device_state", "locate"},
     "monitor": STEPS | {"locate", "underflow"},
-    "scaler": STEPS | {"checkpoint", "locate", "monitor", "underflow"},
+    "scaler": STEPS | {"checkpoint", "locate", "monitor", "precision", "underflow"},
     # Annotated only.
-    "checkpoint": {"device_state", "scaler"},
+    "checkpoint": {"device_state", "precision", "scaler"},
+    "loops": STEPS | {"precision", "rng", "scaler"},
     "compat": {"scaler"},
     "sharded": {"scaler"},
     "cuda": {"compat"},
@@ -82,7 +85,7 @@ TORCH = {
     "attach": STEPS
     | {"checkpoint", "compat", "cpu", "cuda", "monitor", "scaler", "sharded"}
     | {"underflow"},
-    "__init__": {"attach", "monitor", "scaler", "sharded"},
+    "__init__": {"attach", "loops", "monitor", "scaler", "sharded"},
 }
 
 # Files that a reader has to take in at once.

@@ -31,6 +31,20 @@ FIXED_SETTINGS = (1.0, 1.0, 2000)
 AnyPolicy = NoScale | StaticScale | DynamicScale
 
 
+class SavedLoss(NamedTuple):
+    """The scale of one of several losses.
+
+    Attributes:
+        id: Its id, a whole number or a string.
+        scale, finite_steps, debt: The fields of the policy's state, on the host.
+    """
+
+    id: int | str
+    scale: float
+    finite_steps: int = 0
+    debt: int = 0
+
+
 class Saved(NamedTuple):
     """The contents of a checkpoint.
 
@@ -42,6 +56,7 @@ class Saved(NamedTuple):
         grown: The last step raised the scale.
         tallies: (applied, skipped) for the run and then for each optimizer, in the
             order of their first use.
+        losses: The scales of losses that have one of their own.
     """
 
     policy: AnyPolicy
@@ -52,6 +67,7 @@ class Saved(NamedTuple):
     calibrated: bool = False
     grown: bool = False
     tallies: tuple[tuple[int, int], ...] = ()
+    losses: tuple[SavedLoss, ...] = ()
 
 
 def pack(saved: Saved) -> dict[str, Any]:
@@ -77,6 +93,8 @@ def pack(saved: Saved) -> dict[str, Any]:
             "calibrated": saved.calibrated,
             "grown": saved.grown,
             "tallies": [list(pair) for pair in saved.tallies],
+            # Only where there are some: most checkpoints have none.
+            **({"losses": list(map(list, saved.losses))} if saved.losses else {}),
         },
     }
 
@@ -212,22 +230,48 @@ def built(kind: type[AnyPolicy], arguments: Mapping[str, Any]) -> AnyPolicy:
 def _checked(
     state: Mapping[str, Any], policy: AnyPolicy, extra: Mapping[str, Any]
 ) -> Saved:
-    scale = state["scale"]
-    if not _is_number(scale) or not (
-        policy.min_scale <= f32(float(scale)) <= policy.max_scale
-    ):
-        low, high = policy.min_scale, policy.max_scale
-        raise _bad("scale", scale, f"a number in [{low:g}, {high:g}]")
     return Saved(
         policy=policy,
-        scale=f32(float(scale)),
+        scale=_scale("scale", state["scale"], policy),
         finite_steps=_small_count("_growth_tracker", state["_growth_tracker"]),
         debt=_small_count("debt", extra.get("debt", 0)),
         floor_steps=_small_count("floor_steps", extra.get("floor_steps", 0)),
         calibrated=_flag("calibrated", extra.get("calibrated", True)),
         grown=_flag("grown", extra.get("grown", False)),
         tallies=_tallies(extra.get("tallies", [])),
+        losses=_losses(extra.get("losses", []), policy),
     )
+
+
+def _scale(name: str, scale: Any, policy: AnyPolicy) -> float:
+    low, high = policy.min_scale, policy.max_scale
+    if not _is_number(scale) or not low <= f32(float(scale)) <= high:
+        raise _bad(name, scale, f"a number in [{low:g}, {high:g}]")
+    return f32(float(scale))
+
+
+def _losses(value: Any, policy: AnyPolicy) -> tuple[SavedLoss, ...]:
+    wanted = "a list of losses, each an id, a scale and two counts"
+    if not isinstance(value, (list, tuple)):
+        raise _bad("losses", value, wanted)
+    losses = []
+    for each in value:
+        if not isinstance(each, (list, tuple)) or len(each) != 4:
+            raise _bad("losses", value, wanted)
+        id, scale, finite_steps, debt = each
+        if isinstance(id, bool) or not isinstance(id, (int, str)):
+            raise _bad("losses", value, wanted)
+        losses.append(
+            SavedLoss(
+                id,
+                _scale("losses", scale, policy),
+                _small_count("losses", finite_steps),
+                _small_count("losses", debt),
+            )
+        )
+    if len({loss.id for loss in losses}) < len(losses):
+        raise _bad("losses", value, "a list of losses with different ids")
+    return tuple(losses)
 
 
 def _tallies(value: Any) -> tuple[tuple[int, int], ...]:

@@ -12,8 +12,19 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gradscale.torch.attach.watch import watch
+from gradscale.torch.loops.attempts import attempts
+from gradscale.torch.loops.closures import step_with_closure
+from gradscale.torch.loops.window import grads_finite
 from gradscale.torch.monitor.recorder import Recorder
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.sharded import ShardedGradScaler
 
-__all__ = ["GradScaler", "Recorder", "ShardedGradScaler", "watch"]
+__all__ = [
+    "GradScaler",
+    "Recorder",
+    "ShardedGradScaler",
+    "attempts",
+    "grads_finite",
+    "step_with_closure",
+    "watch",
+]

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gradscale.core.checkpoint import AnyPolicy, Saved, pack
+from gradscale.core.checkpoint import AnyPolicy, Saved, SavedLoss, pack
 from gradscale.core.policies import HIGHEST_SCALE, LOWEST_SCALE, DynamicScale
 from gradscale.errors import ConfigError
 from gradscale.torch.device_state.layout import DeviceState
+from gradscale.torch.precision.losses import LossScales
 
 if TYPE_CHECKING:
     from gradscale.torch.scaler import GradScaler
@@ -21,6 +22,8 @@ SHORT_LIVED = (
     "_ranks",
     "_monitor",
     "_disabled_steps",
+    "_loss_scales",
+    "_buffers",
 )
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
@@ -34,6 +37,7 @@ class Resumed:
     calibrated: bool = False
     grown: bool = False
     tallies: tuple[tuple[int, int], ...] = ()
+    losses: tuple[SavedLoss, ...] = ()
 
     def enter(self, state: DeviceState) -> None:
         """Write them into the device state."""
@@ -106,6 +110,7 @@ def saved_of(scaler: "GradScaler") -> Saved:
         calibrated=not state.fields.uncalibrated.item(),
         grown=bool(state.fields.grown.item()),
         tallies=tuple(tallies),
+        losses=scaler._loss_scales.saved(),
     )
 
 
@@ -116,7 +121,12 @@ def pack_scaler(scaler: "GradScaler") -> dict[str, Any]:
 
 def _resumed(saved: Saved) -> Resumed:
     return Resumed(
-        saved.debt, saved.floor_steps, saved.calibrated, saved.grown, saved.tallies
+        saved.debt,
+        saved.floor_steps,
+        saved.calibrated,
+        saved.grown,
+        saved.tallies,
+        saved.losses,
     )
 
 
@@ -129,6 +139,7 @@ def load_into(scaler: "GradScaler", saved: Saved) -> None:
     scaler._init_growth_tracker = saved.finite_steps
     scaler._resumed = _resumed(saved)
     scaler._loaded = True
+    scaler._loss_scales = LossScales(saved.losses)
     if scaler._scale is None or scaler._growth_tracker is None:
         return
     # In place: a captured graph holds these very tensors.

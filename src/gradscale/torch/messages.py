@@ -330,12 +330,21 @@ def no_model() -> ConfigError:
     )
 
 
+def no_buffers() -> ConfigError:
+    """Return the error for `guard_buffers` without a model."""
+    return ConfigError(
+        "guard_buffers=True was given without model=. The buffers to set back after a "
+        "skipped step are those of the model. Pass model=model too.",
+        code="GS101",
+    )
+
+
 def closure_given() -> OrderError:
     """Return the error for `step()` with a closure."""
     return OrderError(
         "step() was given a closure. It would make gradients that are scaled and "
-        "unchecked, and apply them. Run the closure yourself before step(), and leave "
-        "it out here.",
+        "unchecked, and apply them. Call gradscale.torch.step_with_closure(scaler, "
+        "optimizer, closure), or run the closure yourself before step().",
         code="GS108",
         replaces="Closure use is not currently supported if GradScaler is enabled.",
     )

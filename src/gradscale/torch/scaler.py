@@ -8,7 +8,8 @@ moves the scale and ends it. All methods that torch.compile traces are defined h
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal, overload
@@ -27,6 +28,7 @@ from gradscale.recording.recorder import Recorder
 from gradscale.torch import checkpoint, messages
 from gradscale.torch.device_state.async_copy import AsyncFlag
 from gradscale.torch.device_state.layout import (
+    ROW,
     DeviceState,
     new_device_state,
 )
@@ -47,6 +49,7 @@ from gradscale.torch.grads.clip import (
     check_max_norm,
     split_target,
 )
+from gradscale.torch.grads.unscale import zero_where_
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.locate.autograd_graph import leaves_of, nodes_of
 from gradscale.torch.locate.diagnose import diagnose
@@ -55,6 +58,15 @@ from gradscale.torch.monitor.model_lookup import find_model
 from gradscale.torch.monitor.monitor import Monitor
 from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.names import names_of
+from gradscale.torch.precision.buffers import BufferGuard
+from gradscale.torch.precision.losses import (
+    MAIN,
+    LossId,
+    LossScales,
+    check_loss_id,
+    merge_,
+    stash_grads,
+)
 from gradscale.torch.ranks.consensus import RankChannel, Ranks
 from gradscale.torch.ranks.sharding import (
     is_distributed,
@@ -78,6 +90,8 @@ from gradscale.torch.step.outcome import (
 )
 from gradscale.torch.tensor_list import GradSnapshot
 from gradscale.torch.underflow.meter import Meter
+
+_SKIPPED = ROW.index("skipped")
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -126,6 +140,12 @@ class GradScaler(torch.amp.GradScaler):
             not exist is refused. Not pickled.
         sinks: Each gets every step's record and judgement: see `gradscale.sinks`. Not
             pickled.
+        guard_buffers: Set the buffers of `model`, such as the running statistics of
+            BatchNorm, back in a skipped step. Costs a copy of them a step, no sync. Not
+            pickled.
+        on_skip: "keep" leaves the gradients of a skipped step in place, as torch does;
+            "clear" removes them, so that no later backward adds to them. Fused
+            optimizers then take one more pass over the gradients.
     """
 
     _frames_to_caller: ClassVar[int] = 3
@@ -151,9 +171,14 @@ class GradScaler(torch.amp.GradScaler):
         recheck: bool = False,
         record: str | os.PathLike[str] | Recorder | None = None,
         sinks: Iterable[Any] = (),
+        guard_buffers: bool = False,
+        on_skip: Literal["keep", "clear"] = "keep",
     ) -> None:
         self._device = device_type(device)
         check_choice("guard", guard, ("report", "raise"))
+        check_choice("on_skip", on_skip, ("keep", "clear"))
+        if guard_buffers and model is None:
+            raise messages.no_buffers()
         check_choice("kernels", kernels, ("auto", "plain", "triton"))
         self._enabled = bool(enabled)
         if self._enabled and not is_available(self._device):
@@ -168,6 +193,7 @@ class GradScaler(torch.amp.GradScaler):
         self._allow_fp16 = allow_fp16
         self._recheck = recheck
         self._record, self._sinks = record, tuple(sinks)
+        self._guard_buffers, self._on_skip = guard_buffers, on_skip
         self._init_scale: float = self._policy.init_state().scale
         self._init_growth_tracker = 0
         self._scale: Tensor | None = None
@@ -201,6 +227,10 @@ class GradScaler(torch.amp.GradScaler):
             self._kernels, lambda *gone: (there := forget()) and there(*gone)
         )
         self._disabled_steps = DisabledCounter()
+        self._loss_scales = LossScales(self._resumed.losses)
+        self._buffers: BufferGuard | None = None
+        if self._guard_buffers and self._enabled and self._model is not None:
+            self._buffers = BufferGuard(self._model)
 
     def _forget(self, key: int, param_groups: list[dict[str, Any]]) -> None:
         """Let go of an optimizer that was deleted."""
@@ -281,6 +311,90 @@ class GradScaler(torch.amp.GradScaler):
             if self._monitor.loop.due:
                 self._monitor.loop.scaled(scaled, output, iteration)
         return scaled
+
+    @contextmanager
+    def loss(self, loss: Tensor, id: LossId = MAIN) -> Iterator[Tensor]:
+        """Scale one of several losses by a scale of its own. No host sync.
+
+        The block runs the backward pass of the scaled loss. On its exit the gradients
+        are brought to the scaler's scale and added to those of other losses. A loss
+        that overflows lowers its own scale alone, and skips the optimizers to whose
+        parameters it has given a gradient.
+
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = torch.optim.SGD([weight], lr=1.0)
+        >>> scaler = GradScaler("cpu")
+        >>> with scaler.loss(weight.sum(), id="task") as scaled:
+        ...     scaled.backward()
+        >>> with scaler.loss(weight.square().sum(), id="penalty") as scaled:
+        ...     scaled.backward()
+        >>> scaler.step(optimizer)
+        >>> scaler.update()
+        >>> weight.tolist(), scaler.loss_scale("penalty")
+        ([-2.0, -2.0], 65536.0)
+
+        Args:
+            loss: The loss before scaling.
+            id: Identifies it, also in a checkpoint; 0 for the scaler's own scale, by
+                which `scale()` multiplies.
+        """
+        check_loss_id(id)
+        if not self._enabled:
+            yield loss
+            return
+        if self._scale is None:
+            self._lazy_init_scale_growth_tracker(loss.device)
+        (common, state), iteration = self._required("loss"), self._iteration
+        scale = common
+        if id != MAIN:
+            scale = self._loss_scales.scale(id, self._policy, common.device)
+        first = iteration.losses == 0
+        counted = note_loss_(loss, common, state, first=first)
+        iteration.losses += counted
+        iteration.scaled = iteration.noted = True
+        self._loss_scales.contexts += counted
+        self._monitor.scaled_losses += 1
+        self._ranks.losses_are_known = False
+        scaled = times(loss, scale)
+        iteration.bring_to(state.used_scale)
+        stash = stash_grads(self._params_behind(scaled))
+        sources = (self._model, *self._entries.others(()))
+        try:
+            yield scaled
+            iteration.backwards += 1
+            found = merge_(stash, scale, state.used_scale, sources)
+        except BaseException:
+            stash.put_back()
+            raise
+        self._loss_scales.note(id, found)
+
+    def _params_behind(self, loss: Tensor) -> list[Tensor]:
+        """Return the parameters to which a backward pass may give a gradient."""
+        leaves = leaves_of(nodes_of([loss]), [loss])
+        # The leaves of FSDP are not the parameters that get the gradients.
+        groups = [g for each in self._entries.others(()) for g in each.param_groups]
+        known = [param for group in groups for param in group["params"]]
+        return leaves + known + list(self._model.parameters() if self._model else ())
+
+    def loss_scale(self, id: LossId = MAIN) -> float:
+        """Return the scale of one of several losses; 1.0 if disabled. Syncs.
+
+        Raises:
+            ConfigError: No such loss was scaled yet.
+        """
+        if id == MAIN or not self._enabled:
+            return self.get_scale()
+        found = [loss.scale for loss in self._loss_scales.saved() if loss.id == id]
+        if not found:
+            known = [MAIN, *(loss.id for loss in self._loss_scales.saved())]
+            raise ConfigError(
+                f"loss_scale({id!r}): no loss with this id was scaled yet. A loss gets "
+                f"its scale with its first use. Known ids: {known}. Call "
+                f"scaler.loss(loss, id={id!r}) first.",
+                code="GS101",
+            )
+        return found[0]
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         if self._growth_tracker is not None:
@@ -477,6 +591,8 @@ class GradScaler(torch.amp.GradScaler):
             skip = bool(skip_flag.item())
         if skip:
             messages.mark_called(optimizer)
+            if self._on_skip == "clear":
+                optimizer.zero_grad(set_to_none=True)
             return None
         return optimizer.step(*args, **kwargs)
 
@@ -619,6 +735,8 @@ class GradScaler(torch.amp.GradScaler):
         skip = skip_of(flags, step, scale.device)
         if prepare_momentum(optimizer) and skip.item():
             messages.mark_called(optimizer)
+            if self._on_skip == "clear":
+                optimizer.zero_grad(set_to_none=True)
             return None
         grad_scale = leftover = snapshot = None
         if state["stage"] is OptState.READY:
@@ -630,12 +748,15 @@ class GradScaler(torch.amp.GradScaler):
             leftover = left, behind
             if step.mode is StepMode.OWN and step.snapshot is not None:
                 snapshot = step.snapshot if step.snapshot.kind is not None else None
-        scaled = grad_scale is not None
+        scaled, flag = grad_scale is not None, skip
         if scaled and step.mode is StepMode.FUSED and step.entry is not None:
             # For unscaled gradients torch's kernel takes the host less time.
             skip = step.entry.stand_in.flag(optimizer, skip)
         with lent(optimizer, grad_scale, skip, snapshot):
             returned = optimizer.step(*args, **kwargs)
+        if self._on_skip == "clear":
+            grads = [param.grad for param in step.params() if param.grad is not None]
+            zero_where_(grads, flag)
         step.mark_used(leftover, written=snapshot is None)
         return returned
 
@@ -677,6 +798,12 @@ class GradScaler(torch.amp.GradScaler):
         steps, idle = self._iteration.summaries(
             self._entries, state.used_scale, scale.device
         )
+        rule_skip = None
+        if steps and self._loss_scales.found:
+            rule_skip = self._update_losses([step.skip for step in steps])
+            if rule_skip is None and forced is None:
+                # No loss was scaled by the scaler's own scale: it stays.
+                forced = scale.clone()
         if steps:
             hold = self._guard == "raise" and (
                 is_single_process() or self._ranks.losses_are_known
@@ -689,6 +816,7 @@ class GradScaler(torch.amp.GradScaler):
                 hold_on_bad_loss=hold,
                 forced_scale=forced,
                 kernels=self._kernels,
+                rule_skip=rule_skip,
             )
         elif forced is not None:
             force_scale_(self._policy, self._scaling(scale, state), state, forced)
@@ -697,9 +825,26 @@ class GradScaler(torch.amp.GradScaler):
         if idle:
             accounts = [self._entries.account(key) for key in idle]
             update_idle_(state, accounts, whole=not steps)
+        if self._buffers is not None:
+            self._buffers.end_update(state.total.row[_SKIPPED])
         self._iteration.end(state.used_scale, self._entries)
         if (steps or idle) and type(scale) is Tensor and can_touch_host():
             self._monitor.end_update(self, state, self._iteration.settled)
+
+    def _update_losses(self, skips: list[Tensor]) -> Tensor | None:
+        """Move the scales of several losses.
+
+        Returns:
+            f32[], what the rule of the scaler's own scale sees as the skip; None if it
+            has multiplied no loss.
+        """
+        losses, steps = self._loss_scales, self._iteration.steps.values()
+        channel = next((step.channel for step in steps if step.channel), None)
+        losses.update_(self._policy, None if channel is None else channel.group)
+        plain = self._iteration.losses > losses.contexts
+        rule_skip = losses.rule_skip(skips, plain=plain)
+        losses.forget()
+        return rule_skip
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Return the hook that gives a rank without data the scale of the others.
@@ -738,6 +883,7 @@ class GradScaler(torch.amp.GradScaler):
         if not self._iteration.steps and self._state is not None:
             self._state.fields.loss_trace.zero_()
             self._state.fields.loss.fill_(float("nan"))
+        self._loss_scales.forget()
         self._monitor.meter.forget()
         self._monitor.module_hooks.forget()
 

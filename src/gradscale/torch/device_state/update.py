@@ -51,6 +51,7 @@ def update_(
     hold_on_bad_loss: bool,
     forced_scale: Tensor | None,
     kernels: Kernels,
+    rule_skip: Tensor | None = None,
 ) -> None:
     """Move the scale and write the rows, in place. No host sync.
 
@@ -62,9 +63,12 @@ def update_(
         hold_on_bad_loss: Keep the scale while the loss itself is not finite.
         forced_scale: f32[], taken instead of the rule's if it is within the bounds.
         kernels: Whether one kernel may do all of it; it can for one optimizer.
+        rule_skip: f32[], what the rule sees as the skip where it is not that of the
+            steps: 1 if the loss that this scale multiplies was not finite, else 0.
     """
     alone = len(steps) == 1
-    if alone and forced_scale is None and usable(kernels, scaling.scale.device):
+    plain = forced_scale is not None or rule_skip is not None
+    if alone and not plain and usable(kernels, scaling.scale.device):
         # Here, for Triton may be missing.
         from gradscale.torch.device_state.update_kernel import update_one_
 
@@ -75,11 +79,12 @@ def update_(
     present = type(scaling)(*map(ops.number, scaling))
     rows = [_facts(one, ops) for one in steps]
     whole = rows[0] if alone else _joined(rows, ops.number(state.used_scale), ops)
-    finite, loss_finite = whole.skip == 0.0, kept.loss_trace == 0.0
+    skip = whole.skip if rule_skip is None else ops.number(rule_skip)
+    finite, loss_finite = skip == 0.0, kept.loss_trace == 0.0
     floor_steps = kept.floor_steps
     # A scale that cannot move has no floor to fall to.
     if policy.min_scale < policy.max_scale:
-        stuck = whole.skip * (present.scale <= policy.min_scale)
+        stuck = skip * (present.scale <= policy.min_scale)
         floor_steps = stuck * (floor_steps + 1.0)
     refused = kept.refused
     if forced_scale is None:

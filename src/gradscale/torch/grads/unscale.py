@@ -41,3 +41,19 @@ def multiply_(
             torch._amp_foreach_non_finite_check_and_unscale_(
                 group, torch.zeros_like(here), here
             )
+
+
+@torch.no_grad()
+def zero_where_(tensors: Sequence[Tensor], flag: Tensor) -> None:
+    """Set each tensor to 0 in place where a flag is 1. No host sync.
+
+    Args:
+        tensors: float[...] each, on any device.
+        flag: f32[], 0 or 1. A product would leave NaN.
+    """
+    masks: dict[torch.device, Tensor] = {}
+    for tensor in tensors:
+        mask = masks.get(tensor.device)
+        if mask is None:
+            mask = masks[tensor.device] = to_device(flag, tensor.device) == 1.0
+        tensor.masked_fill_(mask, 0.0)

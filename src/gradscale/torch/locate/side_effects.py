@@ -1,6 +1,5 @@
 """Saves and restores everything that a forward and backward pass changes."""
 
-import random
 import sys
 import warnings
 from collections import deque
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gradscale.torch.locate.forward_hooks import is_plain, plain_tensors
+from gradscale.torch.rng import RngState
 
 CONTAINERS = (dict, list, set, deque)
 # A container and its content.
@@ -39,30 +39,11 @@ def preserve_state(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _preserve_rng() -> Iterator[None]:
-    devices = _devices_with_rng()
-    states = [(module, module.get_rng_state(index)) for module, index in devices]
-    host, python = torch.get_rng_state(), random.getstate()
-    # Looked up, not imported: gradscale.torch does not depend on NumPy.
-    numpy = sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy.random.get_state()
+    state = RngState()
     try:
         yield
     finally:
-        for (module, state), (_, index) in zip(states, devices, strict=True):
-            module.set_rng_state(state, index)
-        torch.set_rng_state(host)
-        random.setstate(python)
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
-
-
-def _devices_with_rng() -> list[tuple[Any, int]]:
-    """Return the module and index of every accelerator in use."""
-    found = []
-    for module in (torch.cuda, torch.xpu):
-        if module.is_available() and module.is_initialized():
-            found += [(module, index) for index in range(module.device_count())]
-    return found
+        state.restore()
 
 
 @contextmanager

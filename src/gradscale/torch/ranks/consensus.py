@@ -47,7 +47,7 @@ class RankChannel:
     """Exchanges one optimizer's gradient statistics with the other ranks.
 
     Attributes:
-        copies: As in `Sharding`.
+        copies, group: As in `Sharding`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class RankChannel:
         self.copies = sharding.copies
         self._ranks = ranks
         self._known = known
-        self._group = sharding.group
+        self.group = sharding.group
         self._state = state
         self._scale = scale
         self._at = here
@@ -91,7 +91,7 @@ class RankChannel:
         """Let the other ranks know that this one is about to raise an error."""
         number = self._position().number()
         payload = payload_of([], None, self._state, self._scale, number, refuses=True)
-        exchange(payload, self._group)
+        exchange(payload, self.group)
 
     def _exchange(
         self,
@@ -101,14 +101,14 @@ class RankChannel:
     ) -> RankStats:
         state, position = self._state, self._position()
         payload = payload_of(groups, norm, state, self._scale, position.number())
-        payloads = exchange(payload, self._group)
+        payloads = exchange(payload, self.group)
         agreed = agreed_of(payloads, order)
         state.fields.loss_trace.copy_(
             torch.where(agreed.bad_loss == 0.0, 0.0, torch.nan)
         )
         self._ranks.losses_are_known = True
         if can_touch_host():
-            self._ranks.desync.note(payloads, agreed.astray, position, self._group)
+            self._ranks.desync.note(payloads, agreed.astray, position, self.group)
         return agreed
 
     def _position(self) -> RankPosition:

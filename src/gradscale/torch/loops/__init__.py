@@ -1,0 +1,1 @@
+"""Training loops around the scaler: retries, closures, accumulation windows."""

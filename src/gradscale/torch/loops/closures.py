@@ -1,0 +1,169 @@
+"""Optimizers that evaluate the loss themselves: LBFGS, SAM and the like."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
+
+from gradscale.errors import ConfigError
+from gradscale.torch.messages import mark_called
+from gradscale.torch.scaler import GradScaler
+
+# Stands for a loss that is not finite: line searches interpolate between losses, and
+# infinity would make the step NaN.
+LARGE_LOSS = 2.0**100
+
+
+def step_with_closure(
+    scaler: GradScaler,
+    optimizer: Any,
+    closure: Callable[[], Any],
+    *,
+    retries: int = 16,
+) -> Any:
+    """Step an optimizer that evaluates the loss by a closure, under the scaler.
+
+    Gradients are unscaled before the optimizer sees them. If they are not finite while
+    the loss is, the scale is lowered and the closure runs again. If that does not help
+    at the first evaluation, the step is skipped. At a later one, as at a trial point of
+    a line search, the optimizer is given a large loss and zero gradients; if it ends
+    there, weights and optimizer state are set back, and the step counts as skipped.
+    Then call `scaler.update()` as usual.
+
+    Reads one flag and the loss on the host for each evaluation, and copies weights and
+    optimizer state before the step.
+
+    >>> import torch
+    >>> from gradscale.torch import GradScaler
+    >>> weight = torch.nn.Parameter(torch.tensor([3.0, -2.0]))
+    >>> optimizer = torch.optim.LBFGS([weight], line_search_fn="strong_wolfe")
+    >>> scaler = GradScaler("cpu")
+    >>> def closure():
+    ...     optimizer.zero_grad()
+    ...     loss = (weight - 1).square().sum()
+    ...     scaler.scale(loss).backward()
+    ...     return loss
+    >>> first_loss = step_with_closure(scaler, optimizer, closure)
+    >>> scaler.update()
+    >>> first_loss.item(), weight.detach().round(decimals=4).tolist()
+    (13.0, [1.0, 1.0])
+
+    Args:
+        scaler: Its `scale` is called by the closure.
+        optimizer: Calls the closure once or several times.
+        closure: Clears the gradients, computes the loss, runs the backward pass of
+            `scaler.scale(loss)`, and returns the loss before scaling.
+        retries: How often an evaluation may be repeated at a lower scale.
+
+    Returns:
+        What `optimizer.step` returned; None if the step was skipped.
+    """
+    if not callable(closure):
+        raise ConfigError(
+            f"closure={closure!r} cannot be called. The optimizer evaluates the loss "
+            "by calling it. Pass a function that returns the loss.",
+            code="GS101",
+        )
+    if not scaler.is_enabled():
+        return optimizer.step(closure)
+    evaluation = _Evaluation(scaler, optimizer, closure, retries)
+    backup = _Backup(optimizer)
+    loop = scaler._monitor.loop
+    stepping, loop.stepping = loop.stepping, True
+    try:
+        returned = optimizer.step(evaluation)
+    except _FirstFailed:
+        evaluation.ended_well = False
+    finally:
+        loop.stepping = stepping
+    if not evaluation.ended_well:
+        backup.restore()
+        mark_called(optimizer)
+        returned = None
+    if evaluation.runs:
+        scaler._iteration.states[id(optimizer)]["stage"] = OptState.STEPPED
+    return returned
+
+
+class _FirstFailed(Exception):
+    """The first evaluation gave no usable gradients."""
+
+
+class _Evaluation:
+    """The closure that the optimizer calls: gradients are unscaled and checked.
+
+    Attributes:
+        runs: How often the closure has run.
+        ended_well: The last evaluation gave a finite loss and finite gradients.
+    """
+
+    def __init__(
+        self,
+        scaler: GradScaler,
+        optimizer: Any,
+        closure: Callable[[], Any],
+        retries: int,
+    ) -> None:
+        self._scaler, self._optimizer = scaler, optimizer
+        self._closure, self._retries = closure, retries
+        self.runs = self._usable = 0
+        self.ended_well = self._loss_finite = True
+
+    def __call__(self) -> Any:
+        for _ in range(self._retries + 1):
+            if self.runs and self._loss_finite:
+                # Ends the evaluation before: one row and one move of the scale each.
+                self._scaler.update()
+            elif self.runs:
+                # The scale is not to blame.
+                self._scaler.reset()
+            self.runs += 1
+            with torch.enable_grad():
+                loss = self._closure()
+            self._scaler.unscale_(self._optimizer)
+            value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+            self._loss_finite = math.isfinite(value)
+            self.ended_well = self._loss_finite and self._is_finite()
+            if self.ended_well:
+                self._usable += 1
+                return loss
+            if not self._loss_finite:
+                break
+        if not self._usable:
+            raise _FirstFailed
+        for param in _params_of(self._optimizer):
+            if param.grad is not None:
+                param.grad.zero_()
+        return torch.full_like(torch.as_tensor(loss).detach().float(), LARGE_LOSS)
+
+    def _is_finite(self) -> bool:
+        states = self._scaler._iteration.states[id(self._optimizer)]
+        return not any(flag.item() for flag in states["found_inf_per_device"].values())
+
+
+class _Backup:
+    """The weights and the state of an optimizer before a step."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
+        self._weights = [
+            (param, param.detach().clone()) for param in _params_of(optimizer)
+        ]
+        # By parameter: a deep copy of the whole would copy the keys.
+        self._state = {k: copy.deepcopy(v) for k, v in optimizer.state.items()}
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Write them back."""
+        for param, weight in self._weights:
+            param.copy_(weight)
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
+
+
+def _params_of(optimizer: Any) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]

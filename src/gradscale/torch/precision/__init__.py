@@ -1,0 +1,1 @@
+"""Mixed precision beside the scaler: weights, levels, losses, closures, retries."""
