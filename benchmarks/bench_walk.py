@@ -12,7 +12,7 @@ Counted are the frames of functions in the gradscale package; beside them, for t
 loop under torch.amp.GradScaler, the frames in torch/amp/grad_scaler.py. Comprehensions
 and generator expressions are left out, and so is everything below a frame of Triton:
 its interpreter runs kernel bodies as Python. Step rows reach the host and are judged
-only at some updates, so steps 10 to 17 are traced and the one with the most calls is
+only at some updates, so steps 10 to 14 are traced and the one with the most calls is
 reported.
 
 Without a GPU the kernels run in Triton's interpreter: the script starts itself again
@@ -49,7 +49,7 @@ COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 METHODS = ("scale", "backward", "clip", "step", "update", "last")
 # The first steps make state and tables, and the loop is sampled up to the eighth; the
 # rest spans two copies to the host.
-FIRST, LAST = 10, 17
+FIRST, LAST = 10, 14
 ELEMENTS = 16
 
 

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import pytest
 
 import gradscale
-from benchmarks import bench_walk
 
 SOURCE = Path(gradscale.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
@@ -91,10 +90,6 @@ TORCH = {
 # Files that a reader has to take in at once.
 MOST_FILES = 12
 LARGER_FOLDERS = {"torch/kernels": 15}
-
-# Calls and files of one step, with a clip and `scaler.last`: `bench_walk`. Lower them
-# whenever a change makes them smaller.
-WALK = {"plain": (32, 185), "fused": (38, 223), "own": (42, 234)}
 
 # At 600 lines a file is split, or says why not.
 LONG_FILES = {
@@ -203,36 +198,26 @@ def test_a_relative_import_is_found():
 # --- the tree -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", FILES, ids=place)
-def test_a_file_belongs_to_a_room(path):
-    assert room_of(path) in ROOMS
+def test_every_file_belongs_to_a_room():
+    assert {place(path) for path in FILES if room_of(path) not in ROOMS} == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=place)
-def test_a_file_imports_only_what_its_room_may(path):
-    assert forbidden(room_of(path), parsed(path)) == set()
+def test_a_file_imports_only_what_its_room_may_and_by_absolute_names(path):
+    tree = parsed(path)
+    assert forbidden(room_of(path), tree) == set()
+    assert relative_imports(tree) == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=place)
-def test_imports_are_absolute(path):
-    assert relative_imports(parsed(path)) == []
+def test_every_file_is_named_after_a_concept():
+    vague = {"utils", "util", "helpers", "helper", "common", "manager"}
+    names = {place(path) for path in FILES}
+    assert {name for name in names if vague & set(re.split(r"[/._]", name))} == set()
 
 
-@pytest.mark.parametrize("path", FILES, ids=place)
-def test_a_file_is_named_after_a_concept(path):
-    names = set(re.split(r"[/._]", place(path)))
-    assert names & {"utils", "util", "helpers", "helper", "common", "manager"} == set()
-
-
-@pytest.mark.parametrize("path", FILES, ids=place)
-def test_a_long_file_says_why(path):
-    lines = path.read_text(encoding="utf-8").count("\n")
-    assert lines <= 600 or place(path) in LONG_FILES
-
-
-@pytest.mark.parametrize("name", LONG_FILES)
-def test_a_file_that_says_why_it_is_long_is_long(name):
-    assert (SOURCE / name).read_text(encoding="utf-8").count("\n") > 600
+def test_exactly_the_files_that_say_why_are_long():
+    long = {path for path in FILES if path.read_text("utf-8").count("\n") > 600}
+    assert {place(path) for path in long} == set(LONG_FILES)
 
 
 def torch_imports(path):
@@ -255,9 +240,12 @@ def torch_part(path):
 TORCH_FILES = [path for path in FILES if room_of(path) == "torch"]
 
 
-@pytest.mark.parametrize("path", TORCH_FILES, ids=place)
-def test_a_file_of_the_torch_room_imports_only_earlier_stages(path):
-    assert torch_imports(path) <= TORCH[torch_part(path)]
+def test_the_files_of_the_torch_room_import_only_earlier_stages():
+    later = {
+        place(path): torch_imports(path) - TORCH[torch_part(path)]
+        for path in TORCH_FILES
+    }
+    assert {name: wrong for name, wrong in later.items() if wrong} == {}
 
 
 def test_an_import_of_a_later_stage_is_found():
@@ -287,18 +275,6 @@ def test_a_folder_has_few_files(folder):
     assert len(files) <= LARGER_FOLDERS.get(folder, MOST_FILES)
 
 
-@pytest.fixture(scope="module")
-def walks():
-    return {row["impl"]: row for row in bench_walk.rows()}
-
-
-@pytest.mark.parametrize("case", WALK)
-def test_a_step_does_not_take_more_calls_than_it_did(walks, case):
-    files, calls = WALK[case]
-    assert walks[case]["files"] <= files
-    assert walks[case]["calls"] <= calls
-
-
 # --- what an import loads and costs ---------------------------------------------------
 
 
@@ -310,44 +286,53 @@ def run_python(*arguments):
     return done
 
 
-def loaded_by(statement, after="pass"):
-    """Return the packages that a statement loads, after another one has run."""
-    script = (
-        f"import json, sys\n{after}\nbefore = set(sys.modules)\n{statement}\n"
-        "print(json.dumps(sorted(set(sys.modules) - before)))"
-    )
-    modules = json.loads(run_python("-c", script).stdout)
-    return {module.split(".")[0] for module in modules} - sys.stdlib_module_names
+def loaded_by(*statements):
+    """Return the packages that each statement loads after those before it.
+
+    They run in one process: loading a framework takes seconds.
+    """
+    lines = ["import json, sys", "loaded = []"]
+    for statement in statements:
+        lines += [
+            "before = set(sys.modules)",
+            statement,
+            "loaded.append(sorted(set(sys.modules) - before))",
+        ]
+    lines.append("print(json.dumps(loaded))")
+    each = json.loads(run_python("-c", "\n".join(lines)).stdout)
+    return [
+        {module.split(".")[0] for module in modules} - sys.stdlib_module_names
+        for modules in each
+    ]
 
 
 def test_what_an_import_loads_is_seen():
-    assert "typer" in loaded_by("import gradscale.cli")
+    (loaded,) = loaded_by("import gradscale.cli")
+    assert "typer" in loaded
 
 
 def test_importing_gradscale_loads_no_library():
-    assert loaded_by("import gradscale") == {"gradscale"}
+    assert loaded_by("import gradscale") == [{"gradscale"}]
 
 
-@pytest.mark.parametrize(
-    "module", ["errors", *sorted(p.stem for p in (SOURCE / "core").glob("[!_]*.py"))]
-)
-def test_the_core_loads_only_the_standard_library(module):
-    name = "gradscale.errors" if module == "errors" else f"gradscale.core.{module}"
-    assert loaded_by(f"import {name}") == {"gradscale"}
+def test_the_core_loads_only_the_standard_library():
+    modules = sorted(path.stem for path in (SOURCE / "core").glob("[!_]*.py"))
+    statements = [f"import gradscale.core.{module}" for module in modules]
+    each = loaded_by("import gradscale.errors", *statements)
+    assert set().union(*each) == {"gradscale"}
 
 
-def test_the_torch_room_loads_only_torch():
-    assert loaded_by("import gradscale.torch", after="import torch") == {"gradscale"}
-
-
-def test_the_jax_room_loads_only_jax():
-    assert loaded_by("import gradscale.jax", after="import jax") == {"gradscale"}
-
-
-@pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_the_keras_room_loads_no_other_framework(backend):
-    before = f"import os; os.environ['KERAS_BACKEND'] = '{backend}'; import keras"
-    assert loaded_by("import gradscale.keras", after=before) == {"gradscale"}
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_a_room_loads_only_its_framework_and_that_of_keras_no_other(framework):
+    backend = f"import os; os.environ['KERAS_BACKEND'] = {framework!r}; import keras"
+    _, own, _, keras = loaded_by(
+        f"import {framework}",
+        f"import gradscale.{framework}",
+        backend,
+        "import gradscale.keras",
+    )
+    assert own == {"gradscale"}
+    assert keras == {"gradscale"}
 
 
 @pytest.mark.parametrize(

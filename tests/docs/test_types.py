@@ -9,27 +9,31 @@ from pathlib import Path
 
 import pytest
 
-import gradscale
-
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Those of `make lint`, so that both share one cache, and for the pages mypy --strict.
 # Functions of a page need no annotations; all calls of gradscale are checked.
-SETTINGS = """
-[mypy]
-strict = True
-allow_untyped_defs = True
-allow_incomplete_defs = True
-allow_untyped_calls = True
-allow_untyped_decorators = True
-allow_redefinition = True
-ignore_missing_imports = True
-follow_imports = silent
-[mypy-torch.*]
-# Strict mode refuses names that torch imports without exporting, save and load of DCP.
-implicit_reexport = True
+SETTINGS = (
+    (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    + """
+[[tool.mypy.overrides]]
+module = ["pages.*"]
+check_untyped_defs = true
+disallow_any_generics = true
+disallow_subclassing_any = true
+extra_checks = true
+strict_bytes = true
+strict_equality = true
+warn_return_any = true
+warn_unused_ignores = true
+allow_redefinition = true
+
+[[tool.mypy.overrides]]
+# Without type information, or not installed.
+module = ["orbax.*", "wandb.*"]
+ignore_missing_imports = true
 """
-# A cache of its own: these flags differ from those of `make lint`.
-CACHE = f"--cache-dir={ROOT / '.mypy_cache' / 'pages'}"
+)
 # What the pages assume to exist.
 GIVEN = {
     "torch": """\
@@ -96,20 +100,23 @@ def blocks(page):
 
 def errors_of(sources, folder):
     """Return {name: [messages]} of those sources that mypy refuses."""
+    pages = folder / "pages"
+    pages.mkdir()
     for name, source in sources.items():
-        (folder / f"{name}.py").write_text(source, encoding="utf-8")
-    (folder / "mypy.ini").write_text(SETTINGS, encoding="utf-8")
+        (pages / f"{name}.py").write_text(source, encoding="utf-8")
+    settings = folder / "pyproject.toml"
+    settings.write_text(SETTINGS, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", CACHE, "."],
+        [sys.executable, "-m", "mypy", "--config-file", str(settings), str(pages)],
         capture_output=True,
         text=True,
-        cwd=folder,
-        env={**os.environ, "MYPYPATH": str(Path(gradscale.__file__).parents[1])},
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": str(folder)},
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     errors = {}
     for line in done.stdout.splitlines():
-        match = re.match(r"(\w+)\.py:\d+: error: (.*)", line)
+        match = re.match(r".*pages/(\w+)\.py:\d+: error: (.*)", line)
         if match:
             errors.setdefault(match[1], []).append(match[2])
     return errors

@@ -172,7 +172,14 @@ def launch(function, ranks, folder, arguments, timeout, environment) -> None:
         children.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     (folder / "exits.json").write_text(json.dumps(codes))
-    gc.unfreeze()
+    leave()
+
+
+def leave() -> None:
+    """End a forked process at once: Python's own end takes 1.5 s for all modules."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def run_cases(rank: int, ranks: int, folder: Path, module: str) -> None:
@@ -195,6 +202,7 @@ def run_cases(rank: int, ranks: int, folder: Path, module: str) -> None:
             break
     (folder / f"{rank}.json").write_text(json.dumps(seen))
     dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

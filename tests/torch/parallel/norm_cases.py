@@ -58,15 +58,17 @@ def _norm(model, make, order, unscale):
 
 
 def _enter():
-    for spread, model_of in SPREADS.items():
-        for name, make in OPTIMIZERS.items():
-            for order in (2.0, 1.0, torch.inf):
-                for unscale in (False, True):
+    """Enter each norm on each spread, and any two other settings together once."""
+    optimizers = list(OPTIMIZERS.items())
+    for i, (spread, model_of) in enumerate(SPREADS.items()):
+        for j, order in enumerate((2.0, 1.0, torch.inf)):
+            for k, unscale in enumerate((False, True)):
+                name, make = optimizers[(i + j + k) % 3]
 
-                    @CASES.case(f"{spread}-{name}-{order:g}-{unscale}")
-                    def _(rank, of=model_of, make=make, order=order, unscale=unscale):
-                        alone = _norm(block(), make, order, unscale)
-                        return alone, _norm(of(), make, order, unscale)
+                @CASES.case(f"{spread}-{name}-{order:g}-{unscale}")
+                def _(rank, of=model_of, make=make, order=order, unscale=unscale):
+                    alone = _norm(block(), make, order, unscale)
+                    return alone, _norm(of(), make, order, unscale)
 
 
 _enter()

@@ -79,14 +79,13 @@ ON_TWO = [
     *(("fsdp2", optimizer, "scaler") for optimizer in OPTIMIZERS),
     ("fsdp2", "sgd", "torch"),
     ("fsdp2", "own-adamw", "none"),
-    *(("tensor", optimizer, "scaler") for optimizer in OPTIMIZERS),
+    *(("tensor", optimizer, "scaler") for optimizer in ("sgd", "fused", "own-adamw")),
     ("offloaded", "sgd", "scaler"),
 ]
 ON_FOUR = [
     ("two-dimensional", "sgd", "scaler"),
     ("two-dimensional", "fused", "scaler"),
     ("two-dimensional", "own-adamw", "scaler"),
-    ("two-dimensional", "own-lion", "scaler"),
     ("hybrid", "own-sgd", "scaler"),
     ("hybrid", "sgd", "torch"),
 ]

@@ -29,6 +29,14 @@ OPTIMIZERS = {
     "lion": lambda params: optim.Lion(params, lr=0.1),
 }
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+# Each spread and each optimizer in all dtypes, and each pair of them in f32 and in one
+# of the two that have masters.
+COMBINED = [
+    (spread, name, word)
+    for i, spread in enumerate(SPREADS)
+    for j, name in enumerate(OPTIMIZERS)
+    for word in ("f32", ("bf16", "f16")[(i + j) % 2])
+]
 
 
 def _plant(params, pieces, step, rank):
@@ -117,13 +125,15 @@ def _saved_and_loaded(model_of, make):
 
 
 def _enter():
+    for spread, name, word in COMBINED:
+        of, make, dtype = SPREADS[spread], OPTIMIZERS[name], DTYPES[word]
+
+        @CASES.case(f"pieces-{spread}-{name}-{word}")
+        def _(rank, of=of, make=make, dtype=dtype):
+            return _parallel_steps(of(), make, dtype)
+
     for spread, model_of in SPREADS.items():
         for name, make in OPTIMIZERS.items():
-            for word, dtype in DTYPES.items():
-
-                @CASES.case(f"pieces-{spread}-{name}-{word}")
-                def _(rank, of=model_of, make=make, dtype=dtype):
-                    return _parallel_steps(of(), make, dtype)
 
             @CASES.case(f"saved-{spread}-{name}")
             def _(rank, of=model_of, make=make):

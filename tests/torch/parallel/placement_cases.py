@@ -18,8 +18,9 @@ from tests.torch.parallel.cutting import alike, cut, local_of
 from tests.torch.parallel.launch import Cases
 
 CASES = Cases()
-# Of each optimizer, so many with a bad element and so many without.
-DRAWS = 34
+# Of each optimizer, so many with a bad element and so many without: each bad value
+# once with and without a clip and a call of `unscale_`.
+DRAWS = 12
 SCALE = 2.0**6
 # Uneven over 2 and over 4 ranks, and too few for some of them.
 SHAPES = [(5, 3), (4, 4), (1, 6), (7, 2), (3, 1), (2, 8)]
@@ -232,8 +233,13 @@ def _cut_both(param, mesh, placement):
     return made
 
 
+# One of each way to step: the ranks that decide do not depend on more.
+IN_STAGES = ("sgd", "fused", "own-adamw")
+
+
 def _enter_stages():
-    for name, make in OPTIMIZERS.items():
+    for name in IN_STAGES:
+        make = OPTIMIZERS[name]
         for bad_rank in (None, 0, 3):
 
             @CASES.case(f"stages-{name}-{bad_rank}")

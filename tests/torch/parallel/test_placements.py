@@ -3,7 +3,7 @@
 import pytest
 
 from tests.torch.parallel.launch import all_saw, seen_by
-from tests.torch.parallel.placement_cases import DRAWS, OPTIMIZERS, SCALE
+from tests.torch.parallel.placement_cases import DRAWS, IN_STAGES, OPTIMIZERS, SCALE
 
 # f32 sums of squares.
 CLOSE = {"rel": 1e-6}
@@ -54,7 +54,7 @@ STAGES = ["stages-{}-{}", "cut-stages-{}-{}-False", "cut-stages-{}-{}-True"]
 
 @pytest.mark.parametrize("bad_rank", [0, 3])
 @pytest.mark.parametrize("name", STAGES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", IN_STAGES)
 def test_a_bad_element_in_one_stage_is_a_skip_in_all(seen, optimizer, name, bad_rank):
     for one in all_saw(seen, name.format(optimizer, bad_rank)):
         assert one["applied"] is False
@@ -63,7 +63,7 @@ def test_a_bad_element_in_one_stage_is_a_skip_in_all(seen, optimizer, name, bad_
 
 
 @pytest.mark.parametrize("name", [*STAGES, "pairs-{}-{}"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", IN_STAGES)
 def test_the_norm_of_stages_is_that_of_the_pipeline(seen, optimizer, name):
     for one in all_saw(seen, name.format(optimizer, None)):
         assert one["applied"] is True
@@ -72,7 +72,7 @@ def test_the_norm_of_stages_is_that_of_the_pipeline(seen, optimizer, name):
 
 
 @pytest.mark.parametrize(("bad_rank", "stopped"), [(0, [0, 2]), (3, [1, 3])])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", IN_STAGES)
 def test_a_group_of_two_decides_for_its_two_ranks(seen, optimizer, bad_rank, stopped):
     ranks = all_saw(seen, f"pairs-{optimizer}-{bad_rank}")
     for rank, one in enumerate(ranks):

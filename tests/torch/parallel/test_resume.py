@@ -12,7 +12,6 @@ from tests.torch.parallel.resume_runs import (
     KINDS,
     OFTEN,
     OVERFLOWS,
-    STOPS,
 )
 
 # bf16 gradients are rounded to 8 bits after they were summed in another order.
@@ -67,9 +66,11 @@ def after(steps, name):
     return steps[stop : stop + FOLLOWING]
 
 
-def test_runs_are_stopped_at_25_random_steps_among_them_one_that_overflows():
-    assert len(STOPS) == 25
-    assert set(STOPS) & set(OVERFLOWS)
+@pytest.mark.parametrize(("name", "count"), [*zip(OFTEN, (25, 8), strict=True)])
+def test_runs_are_stopped_at_random_steps_among_them_one_that_overflows(name, count):
+    stops = OFTEN[name].stops
+    assert len(stops) == count
+    assert set(stops) & set(OVERFLOWS)
 
 
 def nearly(weights, name):
@@ -115,10 +116,10 @@ def test_a_run_goes_on_bit_for_bit_from_its_stop(four, name):
 
 
 @pytest.mark.parametrize("name", OFTEN)
-def test_a_run_goes_on_bit_for_bit_from_each_of_25_stops(two, name):
+def test_a_run_goes_on_bit_for_bit_from_each_of_many_stops(two, name):
     for seen in all_saw(two, name):
         assert skipped(seen["run"]) == set(OVERFLOWS)
-        assert {int(stop) for stop in seen["again"]} == set(STOPS)
+        assert {int(stop) for stop in seen["again"]} == set(OFTEN[name].stops)
         for stop, steps in seen["again"].items():
             assert steps == seen["run"][int(stop) : int(stop) + FOLLOWING]
 
