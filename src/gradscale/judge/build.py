@@ -202,8 +202,9 @@ class Window:
     """Skips in a window of steps.
 
     Attributes:
-        since: The first step.
-        steps: Steps so far.
+        since: The first skip.
+        before: Steps of the run before it.
+        steps: Steps from the first skip to the last.
         skips: Overflows among them.
         held: Those at the scale of the one before.
         growths: Those right after a growth of the scale.
@@ -211,6 +212,7 @@ class Window:
     """
 
     since: int = 0
+    before: int = 0
     steps: int = 0
     skips: int = 0
     held: int = 0

@@ -190,16 +190,6 @@ class Episode:
         self.after_nan = 0 if record.nan else self.after_nan + 1
 
 
-def is_lost(record: StepRecord) -> bool:
-    """Return whether a step with gradients was lost: see `Episode`.
-
-    >>> is_lost(StepRecord(1, 65536.0, applied=True, finite=True))
-    False
-    """
-    sound = record.weights_finite and record.loss_finite and record.norm_finite
-    return not (sound and record.finite)
-
-
 def _by_gradients(record: StepRecord) -> bool:
     sound = record.weights_finite and record.loss_finite
     return sound and record.scaled_loss_finite and not record.finite
@@ -277,6 +267,7 @@ class History:
         finite: Finite steps in a row.
         at_scale: Finite steps in a row at the present scale.
         good_scale: The scale of the last finite step.
+        good_log2: Its log2.
         healthy_at: The last step that ended ten finite ones in a row; 0 if there is
             none.
         none: Steps without a gradient.
@@ -288,7 +279,6 @@ class History:
         loss_start: The first of them.
         loss_last: The last of them.
         loss_before: The one before it.
-        loss_known: Some loss was finite, whether or not its value was read.
         layer: A layer whose gradients were lost in the last sample; empty if none.
         layer_samples: Samples in a row in which it was that layer.
         layer_since: The first of them.
@@ -313,6 +303,7 @@ class History:
     finite: int = 0
     at_scale: int = 0
     good_scale: float = 0.0
+    good_log2: float = exponent(0.0)
     healthy_at: int = 0
     none: Streak = field(default_factory=Streak)
     tiny: Streak = field(default_factory=Streak)
@@ -323,7 +314,6 @@ class History:
     loss_start: float = 0.0
     loss_last: float = 0.0
     loss_before: float = 0.0
-    loss_known: bool = False
     layer: str = ""
     layer_samples: int = 0
     layer_since: int = 0
@@ -335,26 +325,34 @@ class History:
     top_before: float = -math.inf
     in_window: int = 0
 
-    def add(self, record: StepRecord, lost: bool) -> None:
-        """Add the next step.
+    def add_idle(self, step: int) -> None:
+        """Add a step without a gradient."""
+        self.step = step
+        self.none.add(step, True)
+
+    def add(self, record: StepRecord, *, lost: bool) -> None:
+        """Add the next step with gradients.
 
         Args:
             record: The record of the step.
-            lost: See `is_lost`.
+            lost: See `Episode`.
         """
         self.step = record.step
-        if not record.read:
-            self.none.add(record.step, True)
-            return
         self.none.length = 0
         if self.steps == 0:
             self.first_step, self.first_scale = record.step, record.scale
             # A resumed run has already been calibrated.
             self.settled = record.calibrated
         self.steps += 1
-        if record.loss is not None and math.isfinite(record.loss):
-            self._add_loss(record.loss)
-        self.loss_known = self.loss_known or record.loss_finite
+        loss = record.loss
+        if loss is not None and math.isfinite(loss):
+            self.losses += 1
+            if self.losses == 1:
+                self.loss_start = loss
+            self.loss_before, self.loss_last = self.loss_last, loss
+            self.loss_mean += (loss - self.loss_mean) / min(self.losses, LOSS_MEMORY)
+            if self.losses <= LOSS_MEMORY or self.loss_mean < self.loss_low:
+                self.loss_low = self.loss_mean
         if lost:
             self.finite = self.at_scale = self.tiny.length = 0
         else:
@@ -386,7 +384,10 @@ class History:
         return young and 0.0 < FAR_RISEN * self.loss_start <= lowest
 
     def _add_finite(self, record: StepRecord) -> None:
-        self.at_scale = self.at_scale + 1 if record.scale == self.good_scale else 1
+        if record.scale == self.good_scale:
+            self.at_scale += 1
+        else:
+            self.at_scale, self.good_log2 = 1, exponent(record.scale)
         self.finite += 1
         self.taken += record.applied
         self.fits = self.fits or FITS_AFTER == self.steps == self.finite
@@ -407,7 +408,7 @@ class History:
             if self.in_window >= PEAK_MEMORY:
                 self.top_before, self.top, self.in_window = self.top, -math.inf, 0
             self.in_window += 1
-            size = math.log2(record.amax) - exponent(record.scale)
+            size = math.log2(record.amax) - self.good_log2
             self.top = max(self.top, size)
             self.sizes += 1
             self.size += (size - self.size) / min(self.sizes, FIRST_STEPS)
@@ -425,12 +426,3 @@ class History:
             self.layer, self.layer_samples = record.lost_layer, 0
             self.layer_since = record.step
         self.layer_samples += 1
-
-    def _add_loss(self, loss: float) -> None:
-        self.losses += 1
-        if self.losses == 1:
-            self.loss_start = loss
-        self.loss_before, self.loss_last = self.loss_last, loss
-        self.loss_mean += (loss - self.loss_mean) / min(self.losses, LOSS_MEMORY)
-        if self.losses <= LOSS_MEMORY or self.loss_mean < self.loss_low:
-            self.loss_low = self.loss_mean
