@@ -36,6 +36,9 @@ UNUSED_BITS = 8.0
 FIRST_STEPS = 20
 # Steps at a new scale in which an overflow is a matter of that scale.
 FRESH_STEPS = 3
+# Bits of headroom with which a scale is acquitted also while it is being found. Weight
+# gradients have headroom to spare where those of activations overflow first.
+SPARED_BITS = 12.0
 
 
 @dataclass(slots=True)
@@ -94,7 +97,11 @@ class Episode:
         weights: Steps with a non-finite weight.
         headroom: Bits between the largest gradient of the recent finite steps and
             65504, at the scale of the first lost step; None if unknown.
-        fresh: The first lost step was among the first steps at its scale.
+        raised: The first lost step was among the first at a scale that was raised.
+        sought: It was among the first at another new scale, or in the calibration.
+        spared: Steps of the episode that were not finite although the gradients of
+            finite steps leave `SPARED_BITS` of headroom, up to the last.
+        spared_from: The scale of the first of them.
         culprit: The first tensor that was not finite at the last skip.
         culprits: The number of such tensors.
         reported: The codes of the findings on it.
@@ -104,7 +111,8 @@ class Episode:
     since: int
     scale_from: float
     headroom: float | None
-    fresh: bool
+    raised: bool
+    sought: bool
     last: int = 0
     scale: float = 0.0
     lowest: float = math.inf
@@ -125,6 +133,8 @@ class Episode:
     scaled_losses: int = 0
     norms: int = 0
     weights: int = 0
+    spared: int = 0
+    spared_from: float = 0.0
     culprit: str = ""
     culprits: int = 0
     reported: tuple[str, ...] = ()
@@ -141,6 +151,11 @@ class Episode:
         return exponent(self.scale_from) - exponent(self.lowest)
 
     @property
+    def spared_bits(self) -> float:
+        """By how many bits the scale has fallen over the `spared` steps."""
+        return exponent(self.spared_from) - exponent(self.lowest)
+
+    @property
     def row_bits(self) -> float:
         """By how many bits the scale has fallen over `gradient_row`."""
         return exponent(self.row_from) - exponent(self.scale)
@@ -151,8 +166,19 @@ class Episode:
         self.row = self.loss_row = self.gradient_row = 0
         return self.finite >= ENDED_AFTER
 
-    def add_lost(self, record: StepRecord, culprits: Sequence[str]) -> None:
-        """Add a lost step."""
+    def add_lost(
+        self, record: StepRecord, culprits: Sequence[str], headroom: float | None
+    ) -> None:
+        """Add a lost step.
+
+        Args:
+            record: The record of the step.
+            culprits: The names of the tensors that were not finite.
+            headroom: As in `headroom`, at the scale of this step.
+        """
+        if headroom is not None and headroom >= SPARED_BITS and not record.grown:
+            self.spared += 1
+            self.spared_from = self.spared_from or record.scale
         self.taken += self.finite
         self.finite = 0
         self.last = record.step
@@ -228,6 +254,19 @@ class Scattered:
     lowest: float = math.inf
     headroom: float | None = None
 
+    @classmethod
+    def of(cls, episode: Episode) -> "Scattered":
+        """Return the `spared` steps of one episode alone."""
+        return cls(
+            times=1,
+            lost=episode.spared,
+            since=episode.since,
+            nan=episode.nan > 0,
+            highest=episode.spared_from,
+            lowest=episode.lowest,
+            headroom=SPARED_BITS,
+        )
+
     def add(self, episode: Episode) -> None:
         """Add an episode that has ended."""
         gap = episode.since - self.last if self.times else 0
@@ -266,6 +305,7 @@ class History:
         early_skips: Steps skipped during calibration.
         finite: Finite steps in a row.
         at_scale: Finite steps in a row at the present scale.
+        raised: The scale was raised when it last moved.
         good_scale: The scale of the last finite step.
         good_log2: Its log2.
         healthy_at: The last step that ended ten finite ones in a row; 0 if there is
@@ -302,6 +342,7 @@ class History:
     early_skips: int = 0
     finite: int = 0
     at_scale: int = 0
+    raised: bool = False
     good_scale: float = 0.0
     good_log2: float = exponent(0.0)
     healthy_at: int = 0
@@ -372,6 +413,13 @@ class History:
         top = max(self.top, self.top_before)
         return None if top == -math.inf else TOP - (top + exponent(scale))
 
+    def amplification(self) -> float:
+        """Return the bits by which the largest recent gradient exceeds the loss."""
+        top = max(self.top, self.top_before)
+        if not self.losses or top == -math.inf:
+            return 0.0
+        return top - exponent(abs(self.loss_last))
+
     def rising(self) -> bool:
         """Return whether the mean loss is well above its minimum."""
         enough = self.losses >= 2 * LOSS_MEMORY
@@ -388,6 +436,7 @@ class History:
             self.at_scale += 1
         else:
             self.at_scale, self.good_log2 = 1, exponent(record.scale)
+            self.raised = record.scale > self.good_scale > 0.0
         self.finite += 1
         self.taken += record.applied
         self.fits = self.fits or FITS_AFTER == self.steps == self.finite

@@ -51,6 +51,12 @@ GENUINE_SCALE = 2.0**-8
 # Short episodes with headroom before the scale is acquitted: with NaN, or infinity.
 ACQUITTED_NAN = 3
 ACQUITTED_INF = 5
+# Skips of a calibration that is too long: 2^16 becomes 2^-34 in as many halvings.
+LONG_CALIBRATION = 50
+# log2 of a scale so low, and bits by which gradients are so much larger than the loss,
+# that the end of a calibration is reported. Large losses have large gradients.
+LOW_SCALE = -4.0
+AMPLIFIED_BITS = 18.0
 # Bits by which gradients must have grown since the beginning of the run, and by which
 # the scale must have fallen below one that fitted, for an alarm.
 GROWN_BITS = 6.0
@@ -125,6 +131,14 @@ class Judge:
         return self._history.healthy_at
 
     @property
+    def acquits_scale(self) -> bool:
+        """True if the last step was lost and the scale is not the cause."""
+        episode = self._episode
+        if episode is None or not episode.row:
+            return False
+        return episode.loss_row > 0 or not scale_is_blamed(episode)
+
+    @property
     def not_judged(self) -> tuple[str, ...]:
         """What could not be judged so far, and why, a sentence each."""
         return self._observations.not_judged
@@ -173,19 +187,16 @@ class Judge:
     ) -> Verdict:
         """Judge a lost step; return its verdict, refined by the steps before it."""
         history = self._history
+        headroom = history.headroom(record.scale)
         if self._episode is None:
-            # A scale that was just reached, or is being found.
-            fresh = not history.settled or history.at_scale < FRESH_STEPS
-            fresh = fresh or record.grown or record.scale != history.good_scale
-            self._episode = Episode(
-                record.step,
-                history.good_scale or record.scale,
-                history.headroom(record.scale),
-                fresh,
-            )
+            good = history.good_scale or record.scale
+            new = history.at_scale < FRESH_STEPS or record.scale != good
+            raised = record.grown or record.scale > good or (new and history.raised)
+            sought = not history.settled or new
+            self._episode = Episode(record.step, good, headroom, raised, sought)
         episode = self._episode
         history.add(record, lost=True)
-        episode.add_lost(record, culprits)
+        episode.add_lost(record, culprits, headroom)
         if verdict in _SCALE_SKIPS:
             if is_genuine(episode, settled=history.settled):
                 verdict = Verdict.GENUINE
@@ -214,7 +225,10 @@ class Judge:
         if not was_settled and history.finite >= SETTLED_AFTER:
             moved = record.scale != history.first_scale
             if history.early_skips and moved:
-                found.append(build.calibrated(self._context(record)))
+                low = history.good_log2 <= LOW_SCALE
+                large = low and history.amplification() >= AMPLIFIED_BITS
+                make = build.amplified if large else build.calibrated
+                found.append(make(self._context(record)))
         if history.lost.length or history.tiny.length or history.layer:
             if history.tiny.length >= VANISHED_STEPS:
                 verdict = Verdict.UNDERFLOW
@@ -237,7 +251,7 @@ class Judge:
         context = self._context(record)._replace(observations=observations)
         found = [
             build.misuse(context, code)
-            for code in observations.misused()
+            for code in observations.misused(ended=True)
             if code not in self._reported
         ]
         episode = self._episode
@@ -290,6 +304,15 @@ class Judge:
             )
         elif verdict is Verdict.GENUINE:
             finding = build.genuine(context, episode)
+        elif context.history.early_skips == LONG_CALIBRATION:
+            skips = Window(episode.since, steps=episode.steps, skips=episode.lost)
+            finding = build.frequent_skips(context, episode, skips, fixed=False)
+        elif (
+            episode.spared >= GENUINE_STEPS
+            and episode.spared_bits >= GENUINE_BITS_NAN
+            and "GS211" not in episode.reported
+        ):
+            finding = build.with_headroom(context, episode, Scattered.of(episode))
         elif self._is_fixed(episode):
             row = episode.gradient_row
             window = Window(episode.since, steps=row, skips=row)
@@ -443,7 +466,7 @@ def is_genuine(episode: Episode, *, settled: bool) -> bool:
 
 def _is_explained(episode: Episode) -> bool:
     """Return whether a finding that is not about the scale was reported on it."""
-    return episode.hopeless or "GS203" in episode.reported
+    return episode.hopeless or bool({"GS203", "GS211"} & {*episode.reported})
 
 
 def _is_power_of_two(number: int) -> bool:
