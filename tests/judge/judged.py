@@ -2,7 +2,9 @@
 
 import math
 
+from gradscale.core.records import classify
 from gradscale.judge.judge import Judge
+from gradscale.judge.verdict_table import BY_VERDICT
 from tests.judge.histories import dynamic
 
 
@@ -13,6 +15,10 @@ def findings_of(records, judge=None, culprits=()):
         names = () if record.finite else culprits
         found.extend(judge.see(record, names).findings)
     return [*found, *judge.end()]
+
+
+def is_lost(record):
+    return BY_VERDICT[classify(record)].skipped
 
 
 def codes(findings):

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from gradscale.judge.history import Episode, is_lost
+from gradscale.judge.history import Episode
+from tests.judge.judged import is_lost
 from tests.judge.sick_runs import BAD, GOOD
 
 LOST = BAD._replace(loss_finite=False, loss=math.nan)

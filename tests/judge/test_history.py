@@ -4,15 +4,19 @@ import math
 
 import pytest
 
-from gradscale.judge.history import Episode, History, Scattered, Streak, is_lost
+from gradscale.judge.history import Episode, History, Scattered, Streak
 from gradscale.judge.trend import TOP
+from tests.judge.judged import is_lost
 from tests.judge.sick_runs import BAD, GOOD
 
 
 def history_of(records):
     history = History()
     for step, record in enumerate(records, start=1):
-        history.add(record._replace(step=step), is_lost(record))
+        if record.read:
+            history.add(record._replace(step=step), lost=is_lost(record))
+        else:
+            history.add_idle(step)
     return history
 
 
@@ -141,12 +145,6 @@ def test_from_forty_losses_on_their_mean_tells_of_a_rise():
 def test_a_first_loss_of_0_or_below_is_never_risen_from():
     assert not with_losses(0.0, 5.0, 5.0).soared()
     assert not with_losses(-1.0, 5.0, 5.0).soared()
-
-
-def test_a_loss_that_nobody_read_is_known_to_have_been_finite():
-    lost = BAD._replace(loss_finite=False)
-    assert history_of([BAD, lost]).loss_known
-    assert not history_of([lost, lost]).loss_known
 
 
 def test_a_loss_that_is_negative_is_never_called_rising():

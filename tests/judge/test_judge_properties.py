@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from gradscale import StepRecord
 from gradscale.core.records import COLLAPSED_AFTER, LOST_TOO_MUCH, Verdict
 from gradscale.judge.findings import Health
-from gradscale.judge.history import Episode, is_lost
+from gradscale.judge.history import Episode
 from gradscale.judge.judge import Judge
 from gradscale.judge.observations import MISUSES
 from gradscale.judge.phrases import _PHRASES, _SILENT
+from tests.judge.judged import is_lost
 from tests.judge.sick_runs import PATTERNS
 
 FLAGS = ("applied", "finite", "loss_finite", "norm_finite", "read", "calibrated")

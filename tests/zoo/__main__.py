@@ -34,6 +34,9 @@ def main() -> int:
                 for each in scripts_of(half)
                 if args.only is None or each.name in args.only
             ]
+            if not scripts:
+                print(f"{half}: no scripts")
+                continue
             results = []
             for result in judged(scripts, folder, at_once=2):
                 results.append(result)

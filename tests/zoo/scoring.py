@@ -103,8 +103,12 @@ class Result(NamedTuple):
 
 
 def scripts_of(half: str) -> list[Script]:
-    """Return the scripts of a half, in the order of `cases.toml`."""
-    cases = tomllib.loads((HERE / half / "cases.toml").read_text())
+    """Return the scripts of a half, in the order of `cases.toml`; none without it.
+
+    The half `kept` is absent once it was scored and its scripts have joined `open`.
+    """
+    listed = HERE / half / "cases.toml"
+    cases = tomllib.loads(listed.read_text()) if listed.exists() else {}
     found = []
     for name, case in cases.items():
         runs = case.get("runs", 1)

@@ -9,7 +9,14 @@ from gradscale.core.formatting import counted, power
 from gradscale.core.records import StepRecord
 from gradscale.judge.causes import Cause, advice_of, cause_of
 from gradscale.judge.findings import Finding
-from gradscale.judge.history import VANISHED_LAYER, Episode, History, Scattered, Streak
+from gradscale.judge.history import (
+    SPARED_BITS,
+    VANISHED_LAYER,
+    Episode,
+    History,
+    Scattered,
+    Streak,
+)
 from gradscale.judge.observations import Observations
 from gradscale.judge.trend import TOP, Alarm, Trend, exponent
 from gradscale.judge.verdict_table import BY_CODE
@@ -53,6 +60,25 @@ def calibrated(context: Context) -> Finding:
     return _finding("GS001", context, history.first_step, what, _lost(skips), seen)
 
 
+def amplified(context: Context) -> Finding:
+    """GS210: calibration is over, at a scale that only huge gradients need."""
+    history, scale = context.history, power(context.record.scale)
+    seen = {
+        "scale_from": power(history.first_scale),
+        "scale": scale,
+        "skips": history.early_skips,
+        "amplified_bits": round(history.amplification(), 2),
+        "loss_value": history.loss_last,
+        **_last_tensors(context, None),
+    }
+    what = (
+        f"S = {scale} after {counted(history.early_skips, 'skip')}: gradients are "
+        f"2^{seen['amplified_bits']:.0f} times larger than the loss"
+    )
+    cost = f"{_lost(history.early_skips)}; small gradients underflow at so low a scale"
+    return _finding("GS210", context, history.first_step, what, cost, seen)
+
+
 def no_gradients(context: Context) -> Finding:
     """GS103: no parameter has had a gradient for several steps."""
     run = context.history.none
@@ -84,7 +110,7 @@ def collapse(context: Context, episode: Episode) -> Finding:
     record = context.record
     floor = power(record.scale)
     seen = {**_of_episode(context, episode), "floor_steps": record.floor_steps}
-    if episode.bits >= FAR_BITS:
+    if episode.bits >= FAR_BITS or 2 * episode.spared > episode.lost:
         seen["scale_blamed"] = False
     elif seen.get("scale_blamed"):
         seen["at_floor"] = True
@@ -189,7 +215,11 @@ def frequent_skips(
         "growths": counts.growths if counts.growths >= skips // 4 else 0,
         "fixed": fixed,
     }
-    seen["scale_blamed"] = fixed or scale_is_blamed(episode) or bool(seen["growths"])
+    blamed = scale_is_blamed(episode) or bool(seen["growths"])
+    # At a scale that does not move, a later step shows what headroom there is.
+    spared = 2 * episode.spared > episode.lost
+    seen["slow"] = context.history.taken == 0
+    seen["scale_blamed"] = (fixed or blamed) and not spared
     still = f"while S stays at {scale}" if fixed else f"now at S = {scale}"
     what = f"{skips} of {steps} steps were skipped, {still}"
     cost = f"{_lost(skips)} of {steps}"
@@ -202,8 +232,9 @@ class Window:
     """Skips in a window of steps.
 
     Attributes:
-        since: The first step.
-        steps: Steps so far.
+        since: The first skip.
+        before: Steps of the run before it.
+        steps: Steps from the first skip to the last.
         skips: Overflows among them.
         held: Those at the scale of the one before.
         growths: Those right after a growth of the scale.
@@ -211,6 +242,7 @@ class Window:
     """
 
     since: int = 0
+    before: int = 0
     steps: int = 0
     skips: int = 0
     held: int = 0
@@ -323,8 +355,10 @@ def scale_is_blamed(episode: Episode) -> bool:
     the gradients fit once it was lower, and then were close to 65504.
     """
     # Not acquitted where the gradients were not read.
-    near = episode.headroom is None or episode.headroom < NEAR_BITS
-    return near or episode.fresh
+    headroom = episode.headroom
+    if episode.raised or headroom is None or headroom < NEAR_BITS:
+        return True
+    return episode.sought and headroom < SPARED_BITS
 
 
 # Bits of headroom below which a larger batch may overflow. Recorded healthy runs swing

@@ -18,6 +18,9 @@ LARGEST = 65504.0
 FEW_BATCHES = 3
 # Factor by which the largest weight must have grown to blame the updates.
 WEIGHTS_GROWN = 8.0
+# Factor by which a layer may multiply independent inputs: usual initialisations have 1
+# to 2, and a few such layers in a row leave float16.
+LARGE_GAIN = 8.0
 
 
 class Advice(NamedTuple):
@@ -131,8 +134,19 @@ def _place_is(direction: str, *, module: bool) -> Callable[[Evidence], bool]:
 
 
 def _batch_is_bad(seen: Evidence) -> bool:
-    """The input of the model was not finite."""
-    return seen.get("place_tensor") == "input" and not seen.get("place_module")
+    """An input or a target was not finite, and no module had made it."""
+    return bool(seen.get("place_given")) and not seen.get("place_was_float16")
+
+
+def _batch_left_float16(seen: Evidence) -> bool:
+    """An input or a target is infinite since it was cast to float16."""
+    return bool(seen.get("place_given") and seen.get("place_was_float16"))
+
+
+def _weights_are_large(seen: Evidence) -> bool:
+    """The weight of a layer multiplies its inputs too much, and always has."""
+    first, now = seen.get("weight_from", 0.0), seen.get("weight_to", 0.0)
+    return bool(seen.get("place_gain", 0.0) >= LARGE_GAIN and now <= 1.5 * first)
 
 
 def _input_is_bad(seen: Evidence) -> bool:
@@ -315,6 +329,20 @@ BATCH = Cause(
         FOR_NOTHING,
     ),
 )
+CAST = Cause(
+    "input-range",
+    _batch_left_float16,
+    "values beyond 65504, the largest float16, are infinite since a cast to float16",
+    _fixed("the batch"),
+    (
+        Advice(
+            always,
+            "Normalise the data of step {place_step} before they become float16, or "
+            "keep them in float32: {place}, and all finite values are float16 values.",
+        ),
+        FOR_NOTHING,
+    ),
+)
 INPUT_RANGE = Cause(
     "input-range",
     _input_is_large,
@@ -351,6 +379,12 @@ SCALE = Cause(
             "Some steps fit: lower the scale from {scale} by a factor of 2 to 16.",
         ),
         Advice(
+            lambda seen: bool(seen.get("slow")),
+            "The scale fell by {bits:.0f} bits in {steps} skipped steps and still does "
+            "not fit: start at a lower init_scale (2.0**16 is the default), and leave "
+            "backoff_factor at 0.5.",
+        ),
+        Advice(
             lambda seen: bool(seen.get("growths")),
             "The scale was raised {growths} times in these steps: a larger "
             "growth_interval (2000 is the default) raises it less often.",
@@ -359,7 +393,7 @@ SCALE = Cause(
         IN_FLOAT32,
         Advice(
             lambda seen: (
-                not (seen.get("at_floor") or seen.get("fixed") or seen.get("growths"))
+                not any(map(seen.get, ("at_floor", "fixed", "growths", "slow")))
             ),
             "Single batches have larger gradients than the others: gradscale's policy "
             "DynamicScale(tolerance=0.01) does not lower the scale for rare outliers.",
@@ -408,6 +442,35 @@ LEARNING_RATE = Cause(
             always,
             "Clip the gradients by their norm (PyTorch: scaler.unscale_(optimizer), "
             "then clip_grad_norm_; JAX: optax.clip_by_global_norm).",
+        ),
+    ),
+)
+AMPLIFIED = Cause(
+    "gradient-growth",
+    lambda seen: "amplified_bits" in seen,
+    "they grow on the way back through the model",
+    # The first in the order of backward, also if all are hit.
+    lambda seen: str(seen.get("culprit", "")),
+    (
+        Advice(
+            always,
+            "A loss of {loss_value:.3g} has gradients 2^{amplified_bits:.0f} times as "
+            "large: shorten the sequences that are unrolled, lower the gain of the "
+            "initial weights, or add normalisation.",
+        ),
+    ),
+)
+LARGE_WEIGHTS = Cause(
+    "weights-written",
+    _weights_are_large,
+    "the weights of {place_at} multiply their inputs by {place_gain:.3g}",
+    lambda seen: str(seen.get("place_module") or "the weights"),
+    (
+        Advice(
+            always,
+            "The weights are as large as they were before the first step (up to "
+            "{weight_to:.3g}): check how they are initialised or loaded. The usual "
+            "standard deviation is about 1 / sqrt(inputs).",
         ),
     ),
 )
@@ -603,12 +666,14 @@ EPISODES = (
     FLOAT16_WEIGHTS,
     WEIGHTS,
     BUFFERS,
+    CAST,
     BATCH,
     INPUT_RANGE,
     SCALE,
     REPLACED,
     LEARNING_RATE,
     GROWTH,
+    LARGE_WEIGHTS,
     FORWARD,
     LOSS,
     LOSS_VALUE,
@@ -652,8 +717,8 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         ),
     ),
     "GS204": (
-        GROWTH,
         LEARNING_RATE,
+        GROWTH,
         *_row(
             "norm-overflow",
             Advice(
@@ -714,8 +779,9 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         where=lambda seen: str(seen.get("layer", "")),
     ),
     "GS210": (
-        GROWTH,
+        AMPLIFIED,
         LEARNING_RATE,
+        GROWTH,
         *_row(
             "falling-scale",
             KNOWN_PATTERN,

@@ -36,6 +36,9 @@ UNUSED_BITS = 8.0
 FIRST_STEPS = 20
 # Steps at a new scale in which an overflow is a matter of that scale.
 FRESH_STEPS = 3
+# Bits of headroom with which a scale is acquitted also while it is being found. Weight
+# gradients have headroom to spare where those of activations overflow first.
+SPARED_BITS = 12.0
 
 
 @dataclass(slots=True)
@@ -94,7 +97,11 @@ class Episode:
         weights: Steps with a non-finite weight.
         headroom: Bits between the largest gradient of the recent finite steps and
             65504, at the scale of the first lost step; None if unknown.
-        fresh: The first lost step was among the first steps at its scale.
+        raised: The first lost step was among the first at a scale that was raised.
+        sought: It was among the first at another new scale, or in the calibration.
+        spared: Steps of the episode that were not finite although the gradients of
+            finite steps leave `SPARED_BITS` of headroom, up to the last.
+        spared_from: The scale of the first of them.
         culprit: The first tensor that was not finite at the last skip.
         culprits: The number of such tensors.
         reported: The codes of the findings on it.
@@ -104,7 +111,8 @@ class Episode:
     since: int
     scale_from: float
     headroom: float | None
-    fresh: bool
+    raised: bool
+    sought: bool
     last: int = 0
     scale: float = 0.0
     lowest: float = math.inf
@@ -125,6 +133,8 @@ class Episode:
     scaled_losses: int = 0
     norms: int = 0
     weights: int = 0
+    spared: int = 0
+    spared_from: float = 0.0
     culprit: str = ""
     culprits: int = 0
     reported: tuple[str, ...] = ()
@@ -141,6 +151,11 @@ class Episode:
         return exponent(self.scale_from) - exponent(self.lowest)
 
     @property
+    def spared_bits(self) -> float:
+        """By how many bits the scale has fallen over the `spared` steps."""
+        return exponent(self.spared_from) - exponent(self.lowest)
+
+    @property
     def row_bits(self) -> float:
         """By how many bits the scale has fallen over `gradient_row`."""
         return exponent(self.row_from) - exponent(self.scale)
@@ -151,8 +166,19 @@ class Episode:
         self.row = self.loss_row = self.gradient_row = 0
         return self.finite >= ENDED_AFTER
 
-    def add_lost(self, record: StepRecord, culprits: Sequence[str]) -> None:
-        """Add a lost step."""
+    def add_lost(
+        self, record: StepRecord, culprits: Sequence[str], headroom: float | None
+    ) -> None:
+        """Add a lost step.
+
+        Args:
+            record: The record of the step.
+            culprits: The names of the tensors that were not finite.
+            headroom: As in `headroom`, at the scale of this step.
+        """
+        if headroom is not None and headroom >= SPARED_BITS and not record.grown:
+            self.spared += 1
+            self.spared_from = self.spared_from or record.scale
         self.taken += self.finite
         self.finite = 0
         self.last = record.step
@@ -188,16 +214,6 @@ class Episode:
         self.gradient_row += 1
         self.nan += record.nan
         self.after_nan = 0 if record.nan else self.after_nan + 1
-
-
-def is_lost(record: StepRecord) -> bool:
-    """Return whether a step with gradients was lost: see `Episode`.
-
-    >>> is_lost(StepRecord(1, 65536.0, applied=True, finite=True))
-    False
-    """
-    sound = record.weights_finite and record.loss_finite and record.norm_finite
-    return not (sound and record.finite)
 
 
 def _by_gradients(record: StepRecord) -> bool:
@@ -238,6 +254,19 @@ class Scattered:
     lowest: float = math.inf
     headroom: float | None = None
 
+    @classmethod
+    def of(cls, episode: Episode) -> "Scattered":
+        """Return the `spared` steps of one episode alone."""
+        return cls(
+            times=1,
+            lost=episode.spared,
+            since=episode.since,
+            nan=episode.nan > 0,
+            highest=episode.spared_from,
+            lowest=episode.lowest,
+            headroom=SPARED_BITS,
+        )
+
     def add(self, episode: Episode) -> None:
         """Add an episode that has ended."""
         gap = episode.since - self.last if self.times else 0
@@ -276,7 +305,9 @@ class History:
         early_skips: Steps skipped during calibration.
         finite: Finite steps in a row.
         at_scale: Finite steps in a row at the present scale.
+        raised: The scale was raised when it last moved.
         good_scale: The scale of the last finite step.
+        good_log2: Its log2.
         healthy_at: The last step that ended ten finite ones in a row; 0 if there is
             none.
         none: Steps without a gradient.
@@ -288,7 +319,6 @@ class History:
         loss_start: The first of them.
         loss_last: The last of them.
         loss_before: The one before it.
-        loss_known: Some loss was finite, whether or not its value was read.
         layer: A layer whose gradients were lost in the last sample; empty if none.
         layer_samples: Samples in a row in which it was that layer.
         layer_since: The first of them.
@@ -312,7 +342,9 @@ class History:
     early_skips: int = 0
     finite: int = 0
     at_scale: int = 0
+    raised: bool = False
     good_scale: float = 0.0
+    good_log2: float = exponent(0.0)
     healthy_at: int = 0
     none: Streak = field(default_factory=Streak)
     tiny: Streak = field(default_factory=Streak)
@@ -323,7 +355,6 @@ class History:
     loss_start: float = 0.0
     loss_last: float = 0.0
     loss_before: float = 0.0
-    loss_known: bool = False
     layer: str = ""
     layer_samples: int = 0
     layer_since: int = 0
@@ -335,26 +366,34 @@ class History:
     top_before: float = -math.inf
     in_window: int = 0
 
-    def add(self, record: StepRecord, lost: bool) -> None:
-        """Add the next step.
+    def add_idle(self, step: int) -> None:
+        """Add a step without a gradient."""
+        self.step = step
+        self.none.add(step, True)
+
+    def add(self, record: StepRecord, *, lost: bool) -> None:
+        """Add the next step with gradients.
 
         Args:
             record: The record of the step.
-            lost: See `is_lost`.
+            lost: See `Episode`.
         """
         self.step = record.step
-        if not record.read:
-            self.none.add(record.step, True)
-            return
         self.none.length = 0
         if self.steps == 0:
             self.first_step, self.first_scale = record.step, record.scale
             # A resumed run has already been calibrated.
             self.settled = record.calibrated
         self.steps += 1
-        if record.loss is not None and math.isfinite(record.loss):
-            self._add_loss(record.loss)
-        self.loss_known = self.loss_known or record.loss_finite
+        loss = record.loss
+        if loss is not None and math.isfinite(loss):
+            self.losses += 1
+            if self.losses == 1:
+                self.loss_start = loss
+            self.loss_before, self.loss_last = self.loss_last, loss
+            self.loss_mean += (loss - self.loss_mean) / min(self.losses, LOSS_MEMORY)
+            if self.losses <= LOSS_MEMORY or self.loss_mean < self.loss_low:
+                self.loss_low = self.loss_mean
         if lost:
             self.finite = self.at_scale = self.tiny.length = 0
         else:
@@ -374,6 +413,13 @@ class History:
         top = max(self.top, self.top_before)
         return None if top == -math.inf else TOP - (top + exponent(scale))
 
+    def amplification(self) -> float:
+        """Return the bits by which the largest recent gradient exceeds the loss."""
+        top = max(self.top, self.top_before)
+        if not self.losses or top == -math.inf:
+            return 0.0
+        return top - exponent(abs(self.loss_last))
+
     def rising(self) -> bool:
         """Return whether the mean loss is well above its minimum."""
         enough = self.losses >= 2 * LOSS_MEMORY
@@ -386,7 +432,11 @@ class History:
         return young and 0.0 < FAR_RISEN * self.loss_start <= lowest
 
     def _add_finite(self, record: StepRecord) -> None:
-        self.at_scale = self.at_scale + 1 if record.scale == self.good_scale else 1
+        if record.scale == self.good_scale:
+            self.at_scale += 1
+        else:
+            self.at_scale, self.good_log2 = 1, exponent(record.scale)
+            self.raised = record.scale > self.good_scale > 0.0
         self.finite += 1
         self.taken += record.applied
         self.fits = self.fits or FITS_AFTER == self.steps == self.finite
@@ -407,7 +457,7 @@ class History:
             if self.in_window >= PEAK_MEMORY:
                 self.top_before, self.top, self.in_window = self.top, -math.inf, 0
             self.in_window += 1
-            size = math.log2(record.amax) - exponent(record.scale)
+            size = math.log2(record.amax) - self.good_log2
             self.top = max(self.top, size)
             self.sizes += 1
             self.size += (size - self.size) / min(self.sizes, FIRST_STEPS)
@@ -425,12 +475,3 @@ class History:
             self.layer, self.layer_samples = record.lost_layer, 0
             self.layer_since = record.step
         self.layer_samples += 1
-
-    def _add_loss(self, loss: float) -> None:
-        self.losses += 1
-        if self.losses == 1:
-            self.loss_start = loss
-        self.loss_before, self.loss_last = self.loss_last, loss
-        self.loss_mean += (loss - self.loss_mean) / min(self.losses, LOSS_MEMORY)
-        if self.losses <= LOSS_MEMORY or self.loss_mean < self.loss_low:
-            self.loss_low = self.loss_mean

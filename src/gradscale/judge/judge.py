@@ -19,7 +19,6 @@ from gradscale.judge.history import (
     Episode,
     History,
     Scattered,
-    is_lost,
 )
 from gradscale.judge.observations import Observations
 from gradscale.judge.trend import Alarm, Trend, exponent
@@ -52,10 +51,17 @@ GENUINE_SCALE = 2.0**-8
 # Short episodes with headroom before the scale is acquitted: with NaN, or infinity.
 ACQUITTED_NAN = 3
 ACQUITTED_INF = 5
+# Skips of a calibration that is too long: 2^16 becomes 2^-34 in as many halvings.
+LONG_CALIBRATION = 50
+# log2 of a scale so low, and bits by which gradients are so much larger than the loss,
+# that the end of a calibration is reported. Large losses have large gradients.
+LOW_SCALE = -4.0
+AMPLIFIED_BITS = 18.0
 # Bits by which gradients must have grown since the beginning of the run, and by which
 # the scale must have fallen below one that fitted, for an alarm.
 GROWN_BITS = 6.0
 
+_LOST = verdicts_where(lambda row: row.skipped)
 _SCALE_SKIPS = verdicts_where(lambda row: row.skip is Skip.SCALE)
 # The backoff after these skips is no sign of a falling scale.
 _BLAMED = verdicts_where(lambda row: row.skip is Skip.CAUSE)
@@ -125,6 +131,14 @@ class Judge:
         return self._history.healthy_at
 
     @property
+    def acquits_scale(self) -> bool:
+        """True if the last step was lost and the scale is not the cause."""
+        episode = self._episode
+        if episode is None or not episode.row:
+            return False
+        return episode.loss_row > 0 or not scale_is_blamed(episode)
+
+    @property
     def not_judged(self) -> tuple[str, ...]:
         """What could not be judged so far, and why, a sentence each."""
         return self._observations.not_judged
@@ -149,41 +163,83 @@ class Judge:
             record: The record of the step. Steps come in order.
             culprits: The names of the tensors that were not finite.
         """
-        history = self._history
         found: list[Finding] = []
         observed = bool(self._early) and self._take_observations(record.step)
-        good_scale, at_scale, was_settled = (
-            history.good_scale,
-            history.at_scale,
-            history.settled,
-        )
-        lost = is_lost(record)
-        history.add(record, lost)
-        if record.read and lost:
-            if self._episode is None:
-                # A scale that was just reached, or is being found.
-                fresh = not was_settled or at_scale < FRESH_STEPS or record.grown
-                fresh = fresh or record.scale != good_scale
-                headroom = history.headroom(record.scale)
-                self._episode = Episode(
-                    record.step, good_scale or record.scale, headroom, fresh
-                )
-            self._episode.add_lost(record, culprits)
-        verdict = self._verdict(record)
+        verdict = classify(record)
+        if verdict is Verdict.NO_GRADIENTS:
+            self._history.add_idle(record.step)
+            if self._history.none.length == HOPELESS_AFTER:
+                found.append(build.no_gradients(self._context(record)))
+        elif verdict in _LOST:
+            verdict = self._see_lost(record, verdict, culprits, found)
+        else:
+            verdict = self._see_finite(record, verdict, found)
         if observed:
             self._check_misuse(self._context(record), found)
-        if verdict is Verdict.NO_GRADIENTS:
-            if history.none.length == HOPELESS_AFTER:
-                found.append(build.no_gradients(self._context(record)))
-            return Judgement(verdict, tuple(found))
-        if lost:
-            self._check_lost(self._context(record), verdict, found)
-        else:
-            self._check_finite(record, was_settled, found)
-        self._check_skip_rate(record, verdict, found)
-        if history.settled:
-            self._check_trend(record, verdict, found)
         return Judgement(verdict, tuple(found))
+
+    def _see_lost(
+        self,
+        record: StepRecord,
+        verdict: Verdict,
+        culprits: Sequence[str],
+        found: list[Finding],
+    ) -> Verdict:
+        """Judge a lost step; return its verdict, refined by the steps before it."""
+        history = self._history
+        headroom = history.headroom(record.scale)
+        if self._episode is None:
+            good = history.good_scale or record.scale
+            new = history.at_scale < FRESH_STEPS or record.scale != good
+            raised = record.grown or record.scale > good or (new and history.raised)
+            sought = not history.settled or new
+            self._episode = Episode(record.step, good, headroom, raised, sought)
+        episode = self._episode
+        history.add(record, lost=True)
+        episode.add_lost(record, culprits, headroom)
+        if verdict in _SCALE_SKIPS:
+            if is_genuine(episode, settled=history.settled):
+                verdict = Verdict.GENUINE
+            elif not (history.settled or history.fits):
+                verdict = Verdict.CALIBRATING
+        self._check_lost(self._context(record), verdict, episode, found)
+        if verdict in (Verdict.OVERFLOW, Verdict.PROBING):
+            self._check_skip_rate(record, episode, found)
+        if history.settled:
+            blamed = verdict in _BLAMED or _is_explained(episode)
+            blamed = blamed or (
+                verdict in _SCALE_SKIPS and not scale_is_blamed(episode)
+            )
+            self._check_trend(record, blamed, found)
+        return verdict
+
+    def _see_finite(
+        self, record: StepRecord, verdict: Verdict, found: list[Finding]
+    ) -> Verdict:
+        """Judge a finite step; return its verdict, refined by the steps before it."""
+        history, was_settled = self._history, self._history.settled
+        history.add(record, lost=False)
+        if self._episode is not None and self._episode.add_finite():
+            self._end_episode(self._context(record), self._episode, found)
+            self._last_episode, self._episode = self._episode, None
+        if not was_settled and history.finite >= SETTLED_AFTER:
+            moved = record.scale != history.first_scale
+            if history.early_skips and moved:
+                low = history.good_log2 <= LOW_SCALE
+                large = low and history.amplification() >= AMPLIFIED_BITS
+                make = build.amplified if large else build.calibrated
+                found.append(make(self._context(record)))
+        if history.lost.length or history.tiny.length or history.layer:
+            if history.tiny.length >= VANISHED_STEPS:
+                verdict = Verdict.UNDERFLOW
+            self._check_vanished(record, found)
+        else:
+            self._reported.discard("GS209")
+        if history.settled:
+            episode = self._episode
+            blamed = episode is not None and _is_explained(episode)
+            self._check_trend(record, blamed, found)
+        return verdict
 
     def end(self) -> tuple[Finding, ...]:
         """Return the findings still open if the run ends here. Changes nothing."""
@@ -195,7 +251,7 @@ class Judge:
         context = self._context(record)._replace(observations=observations)
         found = [
             build.misuse(context, code)
-            for code in observations.misused()
+            for code in observations.misused(ended=True)
             if code not in self._reported
         ]
         episode = self._episode
@@ -223,24 +279,14 @@ class Judge:
             self._last_episode,
         )
 
-    def _verdict(self, record: StepRecord) -> Verdict:
-        """Return the verdict on a step, refined by the steps before it."""
-        history, verdict = self._history, classify(record)
-        if verdict in _SCALE_SKIPS and self._episode is not None:
-            if is_genuine(self._episode, settled=history.settled):
-                return Verdict.GENUINE
-            known = history.settled or history.fits
-            return verdict if known else Verdict.CALIBRATING
-        if verdict is Verdict.OK and history.tiny.length >= VANISHED_STEPS:
-            return Verdict.UNDERFLOW
-        return verdict
-
     def _check_lost(
-        self, context: Context, verdict: Verdict, found: list[Finding]
+        self,
+        context: Context,
+        verdict: Verdict,
+        episode: Episode,
+        found: list[Finding],
     ) -> None:
         """Report an episode once it is clear what it is; once."""
-        episode = self._episode
-        assert episode is not None
         if verdict in (Verdict.LOSS_OVERFLOW, Verdict.NORM_OVERFLOW):
             self._check_overflow(context, verdict.code, episode, found)
         if episode.hopeless:
@@ -258,9 +304,18 @@ class Judge:
             )
         elif verdict is Verdict.GENUINE:
             finding = build.genuine(context, episode)
+        elif context.history.early_skips == LONG_CALIBRATION:
+            skips = Window(episode.since, steps=episode.steps, skips=episode.lost)
+            finding = build.frequent_skips(context, episode, skips, fixed=False)
+        elif (
+            episode.spared >= GENUINE_STEPS
+            and episode.spared_bits >= GENUINE_BITS_NAN
+            and "GS211" not in episode.reported
+        ):
+            finding = build.with_headroom(context, episode, Scattered.of(episode))
         elif self._is_fixed(episode):
             row = episode.gradient_row
-            window = Window(episode.since, row, row, row)
+            window = Window(episode.since, steps=row, skips=row)
             if "GS205" not in episode.reported:
                 finding = build.frequent_skips(context, episode, window, fixed=True)
         elif (
@@ -300,31 +355,18 @@ class Judge:
         else:
             episode.reported += (code,)
 
-    def _check_finite(
-        self, record: StepRecord, was_settled: bool, found: list[Finding]
-    ) -> None:
+    def _check_vanished(self, record: StepRecord, found: list[Finding]) -> None:
+        """Report vanishing gradients, once until they are back."""
         history = self._history
-        if self._episode is not None and self._episode.add_finite():
-            self._end_episode(self._context(record), self._episode, found)
-            self._last_episode, self._episode = self._episode, None
-        if history.finite >= SETTLED_AFTER and not was_settled:
-            moved = record.scale != history.first_scale
-            if history.early_skips and moved:
-                found.append(build.calibrated(self._context(record)))
         vanished = (
             history.lost.length >= VANISHED_SAMPLES
             or history.tiny.length >= VANISHED_STEPS
             or history.layer_samples >= VANISHED_LAYER
         )
-        if (
-            vanished
-            and self._observations.uses_float16
-            and "GS209" not in self._reported
-        ):
+        known = "GS209" in self._reported or not self._observations.uses_float16
+        if vanished and not known:
             self._reported.add("GS209")
             found.append(build.underflow(self._context(record)))
-        elif not (history.lost.length or history.tiny.length or history.layer):
-            self._reported.discard("GS209")
 
     def _end_episode(
         self, context: Context, episode: Episode, found: list[Finding]
@@ -350,32 +392,32 @@ class Judge:
                 found.append(build.with_headroom(context, episode, seen))
 
     def _check_skip_rate(
-        self, record: StepRecord, verdict: Verdict, found: list[Finding]
+        self, record: StepRecord, episode: Episode, found: list[Finding]
     ) -> None:
-        """Report too many skips among the last hundred steps."""
-        window = self._window
-        if window.steps == 0:
-            window.since = record.step
-        window.steps += 1
-        if verdict in (Verdict.OVERFLOW, Verdict.PROBING):
-            window.skips += 1
-            window.held += record.scale == window.last_scale
-            window.growths += record.grown
-            window.last_scale = record.scale
-            episode = self._episode
-            full = window.skips >= TOO_MANY_SKIPS and not self._frequent
-            if full and episode is not None and not _is_explained(episode):
-                self._frequent = True
-                fixed = window.held >= TOO_MANY_SKIPS - 1
-                if not {"GS201", "GS205"} & {*episode.reported}:
-                    context = self._context(record)
-                    self._report(
-                        build.frequent_skips(context, episode, window, fixed=fixed),
-                        found,
-                    )
-        if window.steps >= WINDOW:
-            self._frequent = self._frequent and window.skips > FEW_SKIPS
-            self._window = Window(last_scale=window.last_scale)
+        """Report too many skips within a hundred steps."""
+        window, steps = self._window, self._history.steps
+        if not 0 < steps - window.before <= WINDOW:
+            lasts = window.skips > FEW_SKIPS and steps - window.before <= 2 * WINDOW
+            self._frequent = self._frequent and lasts
+            scale = window.last_scale
+            window = Window(record.step, before=steps - 1, last_scale=scale)
+            self._window = window
+        window.steps = steps - window.before
+        window.skips += 1
+        window.held += record.scale == window.last_scale
+        window.growths += record.grown
+        window.last_scale = record.scale
+        full = window.skips >= TOO_MANY_SKIPS and not self._frequent
+        if full and not _is_explained(episode):
+            self._frequent = True
+            fixed = window.held >= TOO_MANY_SKIPS - 1
+            if not {"GS201", "GS205"} & {*episode.reported}:
+                self._report(
+                    build.frequent_skips(
+                        self._context(record), episode, window, fixed=fixed
+                    ),
+                    found,
+                )
 
     def _check_misuse(self, context: Context, found: list[Finding]) -> None:
         """Report wrong uses of the scaler, each once."""
@@ -385,27 +427,23 @@ class Judge:
                 found.append(build.misuse(context, code))
 
     def _check_trend(
-        self, record: StepRecord, verdict: Verdict, found: list[Finding]
+        self, record: StepRecord, blamed: bool, found: list[Finding]
     ) -> None:
-        episode = self._episode
-        trouble = episode is not None and _is_explained(episode)
-        blamed = trouble or verdict in _BLAMED
-        if verdict in _SCALE_SKIPS and episode is not None:
-            blamed = blamed or not scale_is_blamed(episode)
-        alarm = self._trend.add(record, blamed=blamed) or self._growth()
-        if alarm and not trouble:
+        """Report a falling scale, unless the present episode has a known cause."""
+        history, episode = self._history, self._episode
+        alarm = self._trend.add(record, blamed=blamed)
+        grown = history.size - history.size_start >= GROWN_BITS
+        if alarm is None and grown and "growth" not in self._reported:
+            alarm = self._growth()
+        if alarm and not (episode is not None and _is_explained(episode)):
             context = self._context(record)
             found.append(build.falling_scale(context, episode, alarm))
 
     def _growth(self) -> Alarm | None:
-        """Return an alarm once gradients have grown from the beginning on."""
+        """Return an alarm if the scale has fallen with the growth of the gradients."""
         history = self._history
-        if "growth" in self._reported or history.sizes < 2 * FIRST_STEPS:
-            return None
-        if history.size - history.size_start < GROWN_BITS:
-            return None
-        fitting = exponent(history.fitting_scale)
-        if fitting - exponent(history.good_scale) < GROWN_BITS:
+        fallen = exponent(history.fitting_scale) - exponent(history.good_scale)
+        if history.sizes < 2 * FIRST_STEPS or fallen < GROWN_BITS:
             return None
         self._reported.add("growth")
         first, now = history.size_start, history.size
@@ -428,7 +466,7 @@ def is_genuine(episode: Episode, *, settled: bool) -> bool:
 
 def _is_explained(episode: Episode) -> bool:
     """Return whether a finding that is not about the scale was reported on it."""
-    return episode.hopeless or "GS203" in episode.reported
+    return episode.hopeless or bool({"GS203", "GS211"} & {*episode.reported})
 
 
 def _is_power_of_two(number: int) -> bool:

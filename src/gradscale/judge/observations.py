@@ -18,8 +18,10 @@ OUTSIDE = "the computation outside any module"
 # Sampled steps in which a misuse must show, and the share of all that it needs.
 MISUSED_STEPS = 3
 MISUSED_SHARE = 0.6
-# Sampled steps after which a window of micro-batches would have ended.
-WINDOW_LOOKS = 6
+# Sampled steps in which gradients must not have been cleared, and those after which a
+# window of micro-batches would have ended.
+UNCLEARED_LOOKS = 6
+WINDOW_LOOKS = 10
 # Notes on what could not be judged that are kept.
 MOST_UNJUDGED = 8
 # Names listed in a finding.
@@ -28,9 +30,10 @@ MOST_NAMES = 3
 CLIPPED_SPREAD = 1.01
 # Clipped while scaled, gradients are that much smaller than the scale.
 CLIPPED_SHARE = 2.0**-6
-# Scaled gradients below this peak have been divided by the scale before.
-DIVIDED_PEAK = 8.0
-DIVIDED_SCALE = 2.0**10
+# Gradients whose norm shrank by the scale, up to this factor, were divided by it. The
+# scale that is known is a few steps old.
+DIVIDED = 2.0
+DIVIDED_SCALE = 16.0
 # Scalers that one optimizer may have had: a second one may continue a checkpoint.
 SCALERS = 3
 _LARGEST = sys.float_info.max
@@ -51,6 +54,9 @@ class Place(NamedTuple):
         kind: "nan" or "inf"; empty if unknown.
         loss_finite: Whether the loss of that step was finite; None if unknown.
         peak: The largest finite magnitude among the inputs.
+        given: It is of the batch.
+        was_float16: It is infinite, and its finite values are float16 values.
+        gain: By how much the weight of the module multiplies independent inputs.
     """
 
     step: int
@@ -64,6 +70,9 @@ class Place(NamedTuple):
     kind: str = ""
     loss_finite: bool | None = None
     peak: float = 0.0
+    given: bool = False
+    was_float16: bool = False
+    gain: float = 0.0
 
     def evidence(self) -> dict[str, Any]:
         """Return the location as evidence of a finding."""
@@ -79,6 +88,9 @@ class Place(NamedTuple):
             "place_word": {"nan": "NaN", "inf": "infinity"}.get(self.kind, self.kind),
             "place_instead": self.instead,
             "place_peak": self.peak,
+            "place_given": self.given,
+            "place_was_float16": self.was_float16,
+            "place_gain": self.gain,
         }
 
 
@@ -97,6 +109,8 @@ def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
         if tensor == "loss":
             inside, shown = "the loss itself, outside any module", ""
             at = "the loss computation after the last module"
+        elif tensor == "target":
+            inside, at = "forward outside any module", "the targets of the loss"
     else:
         inside = f"{direction} of {module or 'the model itself'}{of_class}"
         at = f"module '{module}'{of_class}" if module else "the model"
@@ -119,6 +133,12 @@ def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
         kind=kind,
         loss_finite=loss_finite if isinstance(loss_finite, bool) else None,
         peak=_number(data, "peak"),
+        # Targets, and inputs of the model before any module has run.
+        given=tensor == "target"
+        or data.get("given") is True
+        or (tensor == "input" and not module),
+        was_float16=data.get("was_float16") is True,
+        gain=_number(data, "gain"),
     )
 
 
@@ -146,6 +166,7 @@ class Observations:
         loop: Counts over the sampled steps, as of the last of them: `looks`, and in
             how many of them each misuse showed.
         setup_facts: What is known of model and optimizers.
+        missing: Parameters with a gradient that no optimizer has.
         weights: The last look at weights and learning rate.
         scalers: Scalers that were made for one optimizer.
         unused: Losses that were scaled and that no update followed.
@@ -157,6 +178,7 @@ class Observations:
 
     loop: Mapping[str, Any] = field(default_factory=dict)
     setup_facts: Mapping[str, Any] = field(default_factory=dict)
+    missing: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Any] = field(default_factory=dict)
     scalers: int = 1
     unused: int = 0
@@ -184,6 +206,8 @@ class Observations:
             self.loop = data
         elif kind == "setup":
             self.setup_facts = data
+        elif kind == "missing":
+            self.missing = data
         elif kind == "weights":
             self.weights = data
         elif kind == "scaler" and data.get("same_optimizer"):
@@ -247,9 +271,16 @@ class Observations:
         first = self.first[finite]
         return first if first.step >= episode.since else last
 
-    def misused(self) -> Iterator[str]:
-        """Yield the codes of all wrong uses that the observations show."""
-        return (code for code, (holds, _) in MISUSES.items() if holds(self))
+    def misused(self, *, ended: bool = False) -> Iterator[str]:
+        """Yield the codes of all wrong uses that the observations show.
+
+        Args:
+            ended: No further observation will contradict these.
+        """
+        for code, (holds, _) in MISUSES.items():
+            early = code == "GS116" and _number(self.loop, "looks") < WINDOW_LOOKS
+            if holds(self) and (ended or not early):
+                yield code
 
     def misuse(self, code: str) -> Misuse:
         """Return a wrong use in words."""
@@ -261,28 +292,33 @@ class Observations:
         return times >= MISUSED_STEPS and times >= MISUSED_SHARE * looks
 
     def _uncleared(self) -> bool:
-        enough = _number(self.loop, "looks") >= WINDOW_LOOKS
+        enough = _number(self.loop, "looks") >= UNCLEARED_LOOKS
         return enough and self._shown("uncleared")
 
     def _sometimes(self) -> bool:
-        """Gradients were cleared before some of the sampled steps."""
-        return _number(self.loop, "uncleared") < _number(self.loop, "looks")
+        """Gradients were cleared before some of the sampled steps, or between them."""
+        looks, renewed = _number(self.loop, "looks"), _number(self.loop, "renewed")
+        return _number(self.loop, "uncleared") < looks or renewed > 0.0
 
     def _clipped(self) -> bool:
-        loop = self.loop
-        norms = _number(loop, "norm_spread"), _number(loop, "peak_spread")
-        constant = any(1.0 <= spread <= CLIPPED_SPREAD for spread in norms)
-        small = 0.0 < _number(loop, "norm") <= CLIPPED_SHARE * _number(loop, "scale")
-        return self._shown("written") and constant and small
+        norm, scale = _number(self.loop, "norm"), _number(self.loop, "scale")
+        small = 0.0 < norm <= CLIPPED_SHARE * scale
+        return self._shown("written") and self._constant() and small
+
+    def _constant(self) -> bool:
+        """Norm or peak of the gradients were the same in all sampled steps."""
+        sizes = (_number(self.loop, name) for name in ("norm_spread", "peak_spread"))
+        return any(1.0 <= spread <= CLIPPED_SPREAD for spread in sizes)
 
     def _zeroed(self) -> bool:
         zero = self.loop.get("peak") == 0.0
         return self._shown("cleared_early") or (self._shown("written") and zero)
 
     def _divided(self) -> bool:
-        tiny = 0.0 < _number(self.loop, "peak") <= DIVIDED_PEAK
-        large = _number(self.loop, "scale") >= DIVIDED_SCALE
-        return self._shown("written") and tiny and large and not self._clipped()
+        scale = _number(self.loop, "scale")
+        shrunk = _number(self.loop, "shrunk")
+        by_scale = scale / DIVIDED <= shrunk <= DIVIDED * scale >= DIVIDED_SCALE
+        return self._shown("written") and by_scale and not self._constant()
 
 
 def _clip(seen: Observations) -> Misuse:
@@ -386,12 +422,12 @@ def _anew(seen: Observations) -> Misuse:
 
 
 def _missing(seen: Observations) -> Misuse:
-    names = _names(seen.setup_facts, "missing")
-    number = int(_number(seen.setup_facts, "missing_count")) or len(names)
+    names = _names(seen.missing, "names")
+    number = int(_number(seen.missing, "count")) or len(names)
     shown = ", ".join(names[:MOST_NAMES]) + (", ..." if number > MOST_NAMES else "")
     verb = "has a gradient and is" if number == 1 else "have gradients and are"
     return Misuse(
-        seen.since["setup"],
+        seen.since["missing"],
         f"{counted(number, 'parameter')} {verb} in no optimizer: {shown}",
         "these parameters never change",
         {"parameter": names[0], "missing": number},
@@ -437,7 +473,7 @@ MISUSES: dict[
     "GS116": (lambda seen: seen._uncleared() and not seen._sometimes(), _uncleared),
     "GS117": (lambda seen: seen._zeroed(), _cleared),
     "GS118": (lambda seen: seen.scalers >= SCALERS, _anew),
-    "GS119": (lambda seen: bool(_names(seen.setup_facts, "missing")), _missing),
+    "GS119": (lambda seen: bool(_names(seen.missing, "names")), _missing),
     "GS120": (
         lambda seen: _number(seen.setup_facts, "float16_params") > 0,
         _float16,

@@ -129,6 +129,8 @@ _SILENT = frozenset(
         *(
             "layer",
             "perhaps_unscaled",
+            "amplified_bits",
+            "slow",
             "skips",
             "norm",
             "peak",
@@ -138,6 +140,7 @@ _SILENT = frozenset(
         *("beyond_rate", "weight_name"),
         *("place_at", "place_module", "place_direction", "place_operation"),
         *("place_tensor", "place_kind", "place_word", "place_instead", "place_peak"),
+        *("place_given", "place_was_float16", "place_gain"),
     )
 )
 # The names of each phrase; it is used if the first of them is present.
@@ -145,6 +148,7 @@ _PHRASES: tuple[tuple[tuple[str, ...], Callable[[Evidence], str]], ...] = (
     (("place", "place_step"), _place),
     (("loss", "finite_before", "recovered"), _loss),
     (("value",), _filled("the loss was {value:.4g}")),
+    (("loss_value",), _filled("the loss was {loss_value:.4g}")),
     (
         ("nan",),
         _either("nan", "NaN gradients", "infinite gradients, no NaN"),

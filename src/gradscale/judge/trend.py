@@ -85,8 +85,9 @@ class Trend:
     """
 
     steps: int = 0
+    scale: float = 0.0
     usual: float = 0.0
-    last: float = 0.0
+    last: float = exponent(0.0)
     unit: float = 1.0
     excused: bool = False
     since: int = 0
@@ -107,7 +108,9 @@ class Trend:
             blamed: The step was skipped for a known cause other than the scale. The
                 backoff after it is then no sign of a fall.
         """
-        now = exponent(record.scale)
+        now = self.last
+        if record.scale != self.scale:
+            self.scale, now = record.scale, exponent(record.scale)
         alarm = self._watch_scale(record, now)
         self.excused = blamed
         if record.finite and 0.0 < record.amax < math.inf:
@@ -149,7 +152,8 @@ class Trend:
         size = math.log2(record.amax) - scale
         self.read += 1
         self.gradient += (size - self.gradient) / min(self.read, RECENT)
-        usual, rise = self.usual_gradient, self.growth()
+        usual = self.usual_gradient
+        rise = self.gradient - usual if self.read >= WARM else 0.0
         self.usual_gradient += (size - usual) / min(self.read, MEMORY)
         if rise < RISE / 2.0:
             self.grown = False

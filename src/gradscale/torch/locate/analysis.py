@@ -122,6 +122,7 @@ class Origin:
             "elements": stats.elements,
             "dtype": dtype,
             "peak": self.peak,
+            "was_float16": self.kind == "inf" and not stats.wide,
             "line": operation.line,
             "context": self.context,
             "pattern": pattern,
@@ -164,8 +165,8 @@ class Observation(NamedTuple):
     """One tensor that the module hooks measured.
 
     Attributes:
-        tensor: "input" or "output" of a module, "loss", "scaled loss", "grad_input",
-            "grad_output" or "gradient of NAME".
+        tensor: "input" or "output" of a module, "target", "loss", "scaled loss",
+            "grad_input", "grad_output" or "gradient of NAME".
         module: The module it belongs to.
         caller: For an input, the module that called `module`.
         stats: Index of its statistics.
@@ -229,7 +230,9 @@ def locate(
         first.peak = _gradient_peak(observed.node, observations, nodes, stats)
     else:
         first.peak = _input_peak(observed, forward, stats)
-    return location(**first.fields())
+    before = [each.tensor for each in observations[: first.order]]
+    given = first.tensor == "input" and "output" not in before
+    return location(**first.fields(), given=given)
 
 
 def _origin_of(

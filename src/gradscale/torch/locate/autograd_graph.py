@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -70,6 +71,27 @@ def leaf_behind(node: Any) -> Tensor | None:
 def is_leaf(node: Any) -> bool:
     """Return whether a node accumulates the gradient of a leaf."""
     return node.name().endswith("AccumulateGrad")
+
+
+def data_saved_by(node: Any) -> list[Tensor]:
+    """Return the tensors that a node keeps for backward and that no graph computed.
+
+    Those of a loss are its targets.
+
+    >>> import torch
+    >>> output, target = torch.ones(2, requires_grad=True), torch.zeros(2)
+    >>> data_saved_by(torch.nn.functional.mse_loss(output, target).grad_fn)
+    [tensor([0., 0.])]
+    """
+    found = []
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            # A tensor that was freed, or written to since.
+            with suppress(RuntimeError):
+                found.append(getattr(node, name))
+    return [
+        each for each in found if isinstance(each, Tensor) and not each.requires_grad
+    ]
 
 
 def has_reentrant_checkpoint(nodes: Iterable[Any]) -> bool:

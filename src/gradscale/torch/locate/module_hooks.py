@@ -5,6 +5,7 @@ They are removed once steps are finite again.
 
 import weakref
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradscale.torch.locate.analysis import GraphNode, Observation, Operation, locate
 from gradscale.torch.locate.autograd_graph import (
+    data_saved_by,
     is_view,
     leaf_behind,
     nodes_of,
@@ -78,7 +80,7 @@ class ModuleHooks:
         self._hooks = ForwardHooks(self._before, self._after)
         self._modules = ModuleTracker()
         self._model: weakref.ref[nn.Module] | None = None
-        self._finite_steps = 0
+        self._finite_steps, self._patience = 0, FINITE_STEPS
         self._backward_order: list[str] = []
         self._node_handles: list[RemovableHandle] = []
         self._clear()
@@ -93,15 +95,19 @@ class ModuleHooks:
         """The exception inside the hooks, in words; they observe nothing after it."""
         return self._hooks.failure
 
-    def enable(self, model: nn.Module) -> bool:
+    def enable(self, model: nn.Module, patience: int = FINITE_STEPS) -> bool:
         """Register the hooks; if they are, restart the count of finite steps.
+
+        Args:
+            model: Its modules are observed.
+            patience: Finite steps in a row after which the hooks are removed.
 
         Returns:
             Whether they are registered. Not for a compiled model, which would be
             compiled again with hooks, and once more without them, and not after a
             failure.
         """
-        self._finite_steps = 0
+        self._finite_steps, self._patience = 0, patience
         if not self.enabled and self._hooks.register(model):
             self._model = weakref.ref(model)
             self.enabled = True
@@ -119,12 +125,12 @@ class ModuleHooks:
         self._clear()
 
     def finite_step(self) -> None:
-        """Count a finite step and drop its observations; disable after three in a row.
+        """Count a finite step and drop its observations; disable after some in a row.
 
         `locate` and `enable` restart the count.
         """
         self._finite_steps += 1
-        if self._finite_steps >= FINITE_STEPS:
+        if self._finite_steps >= self._patience:
             self.disable()
         else:
             self._clear()
@@ -148,7 +154,7 @@ class ModuleHooks:
             scale: The scale that multiplied the loss.
         """
         location = self._hooks.guarded(self._locate, scale)
-        self._finite_steps = 0
+        self._finite_steps, self._patience = 0, FINITE_STEPS
         self._clear()
         if location is None:
             return Location(found=False, instrument="armed", scale=scale)
@@ -156,7 +162,11 @@ class ModuleHooks:
 
     def _locate(self, scale: float) -> Location:
         stats = to_host([self._stats[i] for i in range(len(self._stats))])
-        return locate(self._observations, self._nodes, stats, scale)
+        location = locate(self._observations, self._nodes, stats, scale)
+        model = None if self._model is None else self._model()
+        if model is None or location.module is None or location.direction != "forward":
+            return location
+        return replace(location, gain=gain_of(model.get_submodule(location.module)))
 
     def _clear(self) -> None:
         # A graph that the user keeps would go on calling the hooks.
@@ -174,10 +184,12 @@ class ModuleHooks:
         self._hooks.begin_step()
 
     def _watch(self, scaled: Tensor, loss: Tensor) -> None:
-        for role, tensor in (("loss", loss), ("scaled loss", scaled)):
+        nodes = nodes_of([scaled])
+        outside = [node for node in nodes if self._modules.of_node(node) == NO_MODULE]
+        given = [("target", data) for node in outside for data in data_saved_by(node)]
+        for role, tensor in (*given, ("loss", loss), ("scaled loss", scaled)):
             if is_plain(tensor):
                 self._observe(role, NO_MODULE, NO_MODULE, tensor)
-        nodes = nodes_of([scaled])
         if len(self._nodes) + len(nodes) > MAX_OBSERVATIONS:
             return
         operations = {
@@ -276,6 +288,23 @@ class ModuleHooks:
         if number is not None:
             module = self._nodes[index].operation.module
             self._observations.append(Observation(role, module, module, number, index))
+
+
+def gain_of(module: nn.Module) -> float:
+    """Return by how much a layer multiplies independent inputs; 0 if unknown. Syncs.
+
+    >>> import torch
+    >>> layer = nn.Linear(100, 3)
+    >>> _ = nn.init.constant_(layer.weight, 2.0)
+    >>> gain_of(layer)
+    20.0
+    """
+    weight = getattr(module, "weight", None)
+    # Of an embedding, a row is an output.
+    if not (is_plain(weight) and weight.dim() >= 2) or isinstance(module, nn.Embedding):
+        return 0.0
+    inputs = weight[0].numel()
+    return float(weight.detach().float().square().mean().sqrt()) * inputs**0.5
 
 
 def _version(tensor: Tensor) -> int:

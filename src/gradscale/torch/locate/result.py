@@ -27,13 +27,18 @@ class Location:
         module_class: The name of the module's class.
         operation: The operation; in backward, the one whose gradient it is.
         tensor: "output", "grad_input", "grad_output", "gradient of NAME",
-            "parameter NAME", "input", "loss" or "scaled loss".
+            "parameter NAME", "input", "target", "loss" or "scaled loss".
         kind: "inf" or "nan".
         count: Number of elements of that kind.
         elements: Number of all elements.
         dtype: Of the tensor.
         peak: The largest finite magnitude among the operation's inputs.
         forward_peak: The largest finite magnitude of the forward pass.
+        was_float16: The tensor is infinite, and its finite values are float16 values:
+            it left the range of float16 in a cast or before.
+        given: It was an input, and no module had run before: it is of the batch.
+        gain: In forward, by how much the weight of the module multiplies independent
+            inputs: its root mean square times the root of its inputs; 0 if unknown.
         line: File and line in the user's code, where known.
         fits_at: The largest scale, by powers of two below `scale`, at which all
             gradients are finite; None if there is none or `searched` is False.
@@ -57,6 +62,9 @@ class Location:
     dtype: str = ""
     peak: float = 0.0
     forward_peak: float = 0.0
+    was_float16: bool = False
+    given: bool = False
+    gain: float = 0.0
     line: str | None = None
     fits_at: float | None = None
     searched: bool = False

@@ -21,6 +21,8 @@ class TensorStats(NamedTuple):
         low: The smallest finite value; 0 if there is none.
         high: The largest finite value; 0 if there is none.
         pos_inf: Number of elements that are +inf: a mask has none.
+        wide: Number of finite elements that no float16 is equal to. None means that
+            the values were in float16 before; measured on the device only.
     """
 
     nan: int
@@ -30,6 +32,7 @@ class TensorStats(NamedTuple):
     low: float
     high: float
     pos_inf: int = 0
+    wide: int = 1
 
     @property
     def finite(self) -> bool:
@@ -67,7 +70,8 @@ class DeviceStats(NamedTuple):
     """Statistics of one tensor, still on its device.
 
     Attributes:
-        counts: i64[3], number of NaN, infinite and +inf elements.
+        counts: i64[4], number of NaN, infinite and +inf elements, and of finite ones
+            that are no float16.
         peak: f32[], the largest finite magnitude.
         elements: Number of all elements.
         dtype: Of the tensor.
@@ -85,7 +89,9 @@ def device_stats_of(tensor: Tensor) -> DeviceStats | None:
     if values is None:
         return None
     magnitudes = values.abs()
-    flags = (magnitudes.isnan(), magnitudes.isinf(), values.isposinf())
+    flags = [magnitudes.isnan(), magnitudes.isinf(), values.isposinf()]
+    # NaN differs from itself, and infinity does not.
+    flags.append((values != values.half()) & ~flags[0])
     counts = torch.stack([flag.sum() for flag in flags])
     peak = magnitudes.nan_to_num_(nan=0.0, posinf=0.0).amax()
     if peak.dtype is torch.float64:
@@ -100,9 +106,13 @@ def to_host(stats: list[DeviceStats]) -> list[TensorStats]:
         indices = [i for i, each in enumerate(stats) if each.peak.device == device]
         counts = torch.stack([stats[i].counts for i in indices]).tolist()
         peaks = torch.stack([stats[i].peak for i in indices]).tolist()
-        for i, (nan, inf, pos_inf), peak in zip(indices, counts, peaks, strict=True):
+        for i, (nan, inf, pos_inf, wide), peak in zip(
+            indices, counts, peaks, strict=True
+        ):
             elements, dtype = stats[i].elements, stats[i].dtype
-            found[i] = TensorStats(nan, inf, elements, dtype, -peak, peak, pos_inf)
+            found[i] = TensorStats(
+                nan, inf, elements, dtype, -peak, peak, pos_inf, wide
+            )
     return [found[i] for i in range(len(stats))]
 
 

@@ -1,14 +1,14 @@
 """Samples how the training loop uses the scaler: backward, writes, clears, steps.
 
-Wrong use is systematic, so a few updates suffice: the second to the eighth, then every
-64th. No value is read from the device; identities and versions of gradients are
-compared, and two numbers are copied without waiting.
+Wrong use is systematic, so a few updates suffice: the second to the eighth, three more
+up to the 34th, then every 64th. No value is read from the device; identities and
+versions of gradients are compared, and three numbers are copied without waiting.
 """
 
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +24,11 @@ from gradscale.torch.step.dispatch import StepMode
 from gradscale.torch.step.iteration import Iteration
 from gradscale.torch.step.optimizer_step import OptimizerStep
 
-# Updates that are sampled: the first ones but one, then every EVERY-th.
-FIRST = range(1, 8)
+# The updates before those that are sampled: the first ones but one, some that a window
+# of micro-batches does not fit between, then every EVERY-th.
+FIRST = frozenset((*range(1, 8), 12, 20, 33))
 EVERY = 64
-# The update after which model and optimizers are compared.
+# The update after which model and optimizers are compared, and in every later sample.
 SETUP = 4
 # Gradients that are compared for each optimizer.
 PARAMS = 4
@@ -87,7 +88,7 @@ class LoopCheck:
         self._counts = dict.fromkeys(
             (
                 *("looks", "unscaled", "uncleared", "written", "cleared_early"),
-                "late_backward",
+                *("late_backward", "renewed"),
             ),
             0,
         )
@@ -101,12 +102,19 @@ class LoopCheck:
         # Gradients of a backward pass that no step has used.
         self._unused: list[_Mark] = []
         self._scaled = self._backwards = 0
-        self._foreign = self._left_over = self._cleared = False
+        self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared: set[int] = set()
+        # Gradients of the sampled update before.
+        self._looked: dict[int, _Mark] = {}
+        # The norm at the end of the last scaled backward, by optimizer.
+        self._raw: dict[int, Tensor] = {}
         # With the look at which each was started.
         self._sizes: list[tuple[int, AsyncTensor]] = []
         self._norms: list[float] = []
         self._peaks: list[float] = []
+        self._shrunk = 0.0
+        # Parameters with a gradient when model and optimizers were last compared.
+        self._live = -1
         self._dtype: str | None = None
         self._handle: RemovableHandle | None = None
         if optimizers:
@@ -152,6 +160,10 @@ class LoopCheck:
             # Also those of optimizers that the scaler does not step.
             others = [p for each in self._optimizers for p in _params_of(each)]
             self._after_backward = _marks([*params, *others])
+            for key, step in iteration.settled.items():
+                sizes = _sizes_of(step)
+                if sizes is not None:
+                    self._raw[key] = sizes[0]
             self._unused = list(self._after_backward.values())
             for key, mark in before.items():
                 now = self._after_backward.get(key)
@@ -168,6 +180,7 @@ class LoopCheck:
         self._unused = []
         params = [p for p in _some_of(step) if p.grad is not None]
         self._left_over = self._left_over or any(map(self._is_left, params))
+        self._renewed = self._renewed or any(map(self._is_renewed, params))
         known = [p for p in _some_of(step) if id(p) in self._after_backward]
         marks = [(p.grad, self._after_backward[id(p)]) for p in known]
         if marks and all(grad is None for grad, _ in marks):
@@ -175,7 +188,7 @@ class LoopCheck:
         elif any(grad is not None and mark.grad() is not grad for grad, mark in marks):
             # Made by a backward pass since then.
             self._foreign = True
-        elif not all(mark.holds(grad) for grad, mark in marks):
+        elif not all(mark.holds(grad) for grad, mark in marks) or _hooked(params):
             self._written(step)
         elif self._scaled and not self._backwards and params:
             self._foreign = True
@@ -183,12 +196,10 @@ class LoopCheck:
     def _written(self, step: OptimizerStep) -> None:
         """Note that gradients were written to after backward, and their sizes."""
         self._counts["written"] += 1
-        grads = [p.grad for p in step.params() if p.grad is not None]
-        plain = [g for g in grads if type(g) is Tensor and g.layout is torch.strided]
-        if plain and len({grad.device for grad in plain}) == 1:
-            norm = torch.nn.utils.get_total_norm(plain).float()
-            peak = torch.nn.utils.get_total_norm(plain, math.inf).float()
-            both = AsyncTensor(torch.stack([norm, peak]))
+        sizes = _sizes_of(step)
+        if sizes is not None:
+            raw = self._raw.get(id(step.owner()), sizes[0])
+            both = AsyncTensor(torch.stack([*sizes, raw.to(sizes[0].device)]))
             self._sizes.append((self._counts["looks"], both))
 
     def _before_step(self, optimizer: Optimizer) -> None:
@@ -225,14 +236,17 @@ class LoopCheck:
             self._count(update, scale)
         if update == SETUP:
             self._check_setup(update, steps)
+        if self._handle is not None and update >= SETUP:
+            self._check_missing(update, steps)
         self.due = update in FIRST or (update + 1) % EVERY == 0
         self._scaled = self._backwards = 0
-        self._foreign = self._left_over = self._cleared = False
+        self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared.clear()
         self._after_backward, self._added, self._unused = {}, {}, []
+        self._raw = {}
         if self.due:
             params = [p for step in steps.values() for p in _some_of(step)]
-            self._after_step = _marks(params)
+            self._after_step = self._looked = _marks(params)
 
     def _count(self, update: int, scale: float) -> None:
         counts = self._counts
@@ -240,11 +254,13 @@ class LoopCheck:
         counts["uncleared"] += self._left_over
         counts["unscaled"] += self._foreign
         counts["cleared_early"] += self._cleared
+        counts["renewed"] += self._renewed
         while self._sizes and self._sizes[0][0] + LAG < counts["looks"]:
-            norm, peak = self._sizes.pop(0)[1].values().tolist()
+            norm, peak, raw = self._sizes.pop(0)[1].values().tolist()
             if math.isfinite(norm):
                 self._norms.append(norm)
                 self._peaks.append(peak)
+                self._shrunk = raw / norm if norm > 0.0 else 0.0
         data: dict[str, Any] = {"observed": "loop", **counts, "scale": scale}
         data["direct_steps"] = self._direct
         if len(self._norms) >= ENOUGH:
@@ -253,8 +269,10 @@ class LoopCheck:
                 "peak": self._peaks[-1],
                 "norm_spread": _spread(self._norms),
                 "peak_spread": _spread(self._peaks),
+                "shrunk": self._shrunk if math.isfinite(self._shrunk) else 0.0,
             }
-        if any(data[name] for name in (*list(counts)[1:], "direct_steps")):
+        faults = set(counts) - {"looks", "renewed"}
+        if any(data[name] for name in (*faults, "direct_steps")):
             self._observe(update, data)
 
     def _check_setup(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
@@ -273,28 +291,36 @@ class LoopCheck:
             data["float16_param"] = names_of(half[:1], sources)[0]
         elif self._handle is not None and self._dtype not in (None, "float16"):
             data |= {"float16": False, "dtype": self._dtype}
-        missing = self._missing(steps) if self._handle is not None else []
-        if missing:
-            data["missing"] = missing[:MOST_NAMES]
-            data["missing_count"] = len(missing)
         if len(data) > 1:
             self._observe(update, data)
 
-    def _missing(self, steps: Mapping[int, OptimizerStep]) -> list[str]:
-        """Return the parameters of the model with a gradient and no optimizer."""
+    def _check_missing(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
+        """Look for parameters of the model with a gradient and no optimizer."""
         params = [
             p for s in steps.values() if s.owner() is not None for p in s.params()
         ]
         found = self._lookup.of_params(params) if params else None
         model = None if found is None else found()
         if model is None:
-            return []
-        held = {id(param) for each in _optimizers() for param in _params_of(each)}
-        return [
-            name
-            for name, param in model.named_parameters()
-            if param.requires_grad and param.grad is not None and id(param) not in held
+            return
+        live = [
+            (name, param)
+            for name, param in named_params(model)
+            if param.requires_grad and param.grad is not None
         ]
+        if len(live) == self._live:
+            return
+        self._live = len(live)
+        held = {id(param) for each in _optimizers() for param in _params_of(each)}
+        missing = [name for name, param in live if id(param) not in held]
+        if missing:
+            data = {"observed": "missing", "names": missing[:MOST_NAMES]}
+            self._observe(update, {**data, "count": len(missing)})
+
+    def _is_renewed(self, param: Tensor) -> bool:
+        """Whether a gradient is not that of the sampled update before."""
+        mark = self._looked.get(id(param))
+        return mark is not None and mark.grad() is not param.grad
 
     def _is_left(self, param: Tensor) -> bool:
         """Whether backward has only added to the gradient of the step before."""
@@ -323,6 +349,46 @@ def half_dtype(loss: Tensor) -> str | None:
         if dtype in dtypes:
             return str(dtype).removeprefix("torch.")
     return str(loss.dtype).removeprefix("torch.") if nodes else None
+
+
+def named_params(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a model, and of modules in its plain lists and dicts.
+
+    >>> model = torch.nn.Module()
+    >>> model.blocks = [torch.nn.Linear(1, 1)]
+    >>> [name for name, _ in named_params(model)]
+    ['blocks.0.weight', 'blocks.0.bias']
+    """
+    yield from model.named_parameters()
+    for prefix, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if attribute.startswith("_") or not isinstance(value, (list, tuple, dict)):
+                continue
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, each in pairs:
+                if isinstance(each, torch.nn.Module):
+                    path = ".".join(filter(None, (prefix, attribute, str(key))))
+                    yield from each.named_parameters(path)
+
+
+def _sizes_of(step: OptimizerStep) -> tuple[Tensor, Tensor] | None:
+    """Return norm and peak of an optimizer's plain gradients; None without any."""
+    if step.owner() is None:
+        return None
+    grads = [p.grad for p in step.params() if p.grad is not None]
+    plain = [g for g in grads if type(g) is Tensor and g.layout is torch.strided]
+    if not plain or len({grad.device for grad in plain}) != 1:
+        return None
+    norm = torch.nn.utils.get_total_norm(plain).float()
+    return norm, torch.nn.utils.get_total_norm(plain, math.inf).float()
+
+
+def _hooked(params: Iterable[Tensor]) -> bool:
+    """Whether hooks on parameters may have written to their gradients in backward."""
+    return any(
+        p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
+        for p in params
+    )
 
 
 def _some_of(step: OptimizerStep) -> list[Tensor]:

@@ -20,7 +20,7 @@ from gradscale.torch import messages
 from gradscale.torch.device_state.async_copy import LAG, PERIOD, HostRow, RowCopies
 from gradscale.torch.device_state.layout import DeviceRow, DeviceState
 from gradscale.torch.kernels import Kernels
-from gradscale.torch.locate.module_hooks import ModuleHooks
+from gradscale.torch.locate.module_hooks import FINITE_STEPS, ModuleHooks
 from gradscale.torch.monitor.evidence import EvidenceCollector, PendingEvidence
 from gradscale.torch.monitor.location_report import LocationReport
 from gradscale.torch.monitor.loop_check import EVERY, FIRST, LoopCheck
@@ -39,6 +39,10 @@ SCALED_IN_VAIN = 8
 HOOKED_AFTER = 3
 # And before one is no ordinary overflow any more.
 SUSPECT = HOOKED_AFTER - 1
+# Finite steps over which the hooks wait for the next failure that the scale does not
+# explain, such as a bad batch of every epoch, and how often they do in a run.
+PATIENCE = 100
+PATIENT_LOOKS = 4
 # Steps that no module hook is needed for.
 _EXPLAINED = verdicts_where(lambda row: not row.module_hooks)
 
@@ -110,6 +114,7 @@ class Monitor:
         # Of the last step that was not finite.
         self._culprits: list[str] = []
         self._begun = self._unlocated = False
+        self._patient_looks = PATIENT_LOOKS
         self._end: weakref.finalize[..., Any] | None = None
         self._locations = LocationReport(self._run)
         # Losses scaled since the last update, and before the others.
@@ -375,10 +380,15 @@ class Monitor:
         if judged.verdict not in _EXPLAINED:
             self._bad += 1
         hooks = self.module_hooks
-        if self._bad < HOOKED_AFTER or hooks.enabled or hooks.failure is not None:
+        if hooks.enabled or hooks.failure is not None:
             return
+        patient = self._patient_looks > 0 and self._run.judge.acquits_scale
+        if self._bad < HOOKED_AFTER and not patient:
+            return
+        self._patient_looks -= patient
         model = self._evidence.model_of(steps)
-        enabled = model is not None and hooks.enable(model)
+        patience = PATIENCE if patient else FINITE_STEPS
+        enabled = model is not None and hooks.enable(model, patience)
         if not enabled and not self._hooks_failed() and not self._unlocated:
             self._unlocated = True
             reason = "no model was found; pass model= to the scaler"
