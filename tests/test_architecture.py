@@ -68,13 +68,15 @@ TORCH = {
     "device_state": READS,
     "ranks": READS | {"device_state"},
     "step": READS | {"device_state", "ranks"},
-    "optim": BASE | {"kernels"},
+    "optim": BASE | {"device_state", "kernels"},
+    "precision": STEPS | {"optim"},
     "locate": BASE,
     "underflow": READS | {"device_state", "locate"},
     "monitor": STEPS | {"locate", "underflow"},
-    "scaler": STEPS | {"checkpoint", "locate", "monitor", "underflow"},
+    "scaler": STEPS | {"checkpoint", "locate", "monitor", "precision", "underflow"},
     # Annotated only.
     "checkpoint": {"device_state", "scaler"},
+    "initialization": {"monitor", "precision", "scaler"},
     "compat": {"scaler"},
     "sharded": {"scaler"},
     "cuda": {"compat"},
@@ -82,7 +84,9 @@ TORCH = {
     "attach": STEPS
     | {"checkpoint", "compat", "cpu", "cuda", "monitor", "scaler", "sharded"}
     | {"underflow"},
-    "__init__": {"attach", "monitor", "scaler", "sharded"},
+    "__init__": {
+        *("attach", "initialization", "monitor", "precision", "scaler", "sharded"),
+    },
 }
 
 # Files that a reader has to take in at once.

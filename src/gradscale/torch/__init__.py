@@ -12,8 +12,22 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gradscale.torch.attach.watch import watch
+from gradscale.torch.initialization import initialize
 from gradscale.torch.monitor.recorder import Recorder
+from gradscale.torch.precision.casting import fp32_island
+from gradscale.torch.precision.float16_params import fp32_trainable_
+from gradscale.torch.precision.master_weights import master_params, master_weights
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.sharded import ShardedGradScaler
 
-__all__ = ["GradScaler", "Recorder", "ShardedGradScaler", "watch"]
+__all__ = [
+    "GradScaler",
+    "Recorder",
+    "ShardedGradScaler",
+    "fp32_island",
+    "fp32_trainable_",
+    "initialize",
+    "master_params",
+    "master_weights",
+    "watch",
+]

@@ -1,0 +1,1 @@
+"""Master weights, precision levels and casts."""
