@@ -68,14 +68,15 @@ TORCH = {
     "device_state": READS,
     "ranks": READS | {"device_state"},
     "step": READS | {"device_state", "ranks"},
-    "optim": BASE | {"kernels"},
-    "precision": READS,
+    "optim": BASE | {"device_state", "kernels"},
+    "precision": STEPS | {"optim"},
     "locate": BASE | {"rng"},
     "underflow": READS | {"device_state", "locate"},
     "monitor": STEPS | {"locate", "underflow"},
     "scaler": STEPS | {"checkpoint", "locate", "monitor", "precision", "underflow"},
     # Annotated only.
     "checkpoint": {"device_state", "precision", "scaler"},
+    "initialization": {"monitor", "precision", "scaler"},
     "loops": STEPS | {"precision", "rng", "scaler"},
     "compat": {"scaler"},
     "sharded": {"scaler"},
@@ -84,7 +85,10 @@ TORCH = {
     "attach": STEPS
     | {"checkpoint", "compat", "cpu", "cuda", "monitor", "scaler", "sharded"}
     | {"underflow"},
-    "__init__": {"attach", "loops", "monitor", "scaler", "sharded"},
+    "__init__": {
+        *("attach", "initialization", "loops", "monitor", "precision", "scaler"),
+        "sharded",
+    },
 }
 
 # Files that a reader has to take in at once.

@@ -168,7 +168,15 @@ NEEDS_RANKS = {"GS111"}
 # Observations that the torch room does not make yet: the overflow of a float16 loss,
 # the scalers that one optimizer has had. The judge gives the codes from such facts.
 NEEDS_OBSERVATION = {"GS206", "GS118"}
-ELSEWHERE = NEEDS_ACCELERATOR | NEEDS_BROKEN_TRITON | NEEDS_RANKS | NEEDS_OBSERVATION
+# A line on the console; tests/torch/precision/test_levels.py reads it.
+NEEDS_CONSOLE = {"GS004"}
+ELSEWHERE = (
+    NEEDS_CONSOLE
+    | NEEDS_ACCELERATOR
+    | NEEDS_BROKEN_TRITON
+    | NEEDS_RANKS
+    | NEEDS_OBSERVATION
+)
 RUNNABLE = [entry for entry in CATALOGUE if entry.code not in ELSEWHERE]
 
 

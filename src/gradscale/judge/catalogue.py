@@ -180,6 +180,26 @@ for batch in batches:
         ),
     ),
     Entry(
+        code="GS004",
+        name="bfloat16-not-scaled",
+        summary="Under bfloat16 the loss is not scaled",
+        meaning=(
+            "gradscale.torch.initialize() was called with dtype=torch.bfloat16 and no "
+            "policy, so it chose NoScale. The same loop runs: scale() multiplies by 1."
+        ),
+        why=(
+            "It is normal. bfloat16 has the exponents of float32, so gradients do not "
+            "underflow. Steps with non-finite gradients are still skipped."
+        ),
+        example="""\
+gradscale.torch.initialize(model, optimizer, "O2", dtype=torch.bfloat16)
+""",
+        advice=(
+            "Nothing. To scale the loss nevertheless, pass policy=DynamicScale() to "
+            "initialize().",
+        ),
+    ),
+    Entry(
         code="GS101",
         name="setting-cannot-work",
         summary="A setting or an argument can never work",
@@ -992,6 +1012,92 @@ for batch in batches:
         advice=(
             "Call scaler.step(optimizer) and scaler.update() in every iteration: the "
             "scaler skips non-finite steps itself.",
+        ),
+    ),
+    Entry(
+        code="GS124",
+        name="write-through-data",
+        summary="A write through .data to a half-precision parameter is undone",
+        meaning=(
+            "A parameter with a float32 master was written to through .data after a "
+            "step: weights were clipped, averaged or restored that way. Such a write "
+            "does not change the version counter, so it is not noticed by every step. "
+            "A sampled comparison of parameters and masters has found it."
+        ),
+        why=(
+            "The next step writes the rounded master into the parameter, and the write "
+            "is lost."
+        ),
+        example="""\
+from gradscale.torch.optim import SGD
+
+model.half()
+optimizer = SGD(model.parameters(), lr=1e-6)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(model(batch.half()).float().square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    for param in model.parameters():
+        param.data.clamp_(-0.25, 0.25)
+""",
+        instead="""\
+from gradscale.torch.optim import SGD
+
+model.half()
+optimizer = SGD(model.parameters(), lr=1e-6)
+for batch in batches:
+    optimizer.zero_grad()
+    scaler.scale(model(batch.half()).float().square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.clamp_(-0.25, 0.25)
+""",
+        advice=(
+            "Write to the parameter itself under torch.no_grad().",
+            "Or pass check_data=True to the optimizer or to master_weights(): every "
+            "step then compares all parameters with their masters.",
+        ),
+    ),
+    Entry(
+        code="GS125",
+        name="eps-zero-in-float16",
+        summary="An optimizer without masters has an eps that is 0 in float16",
+        meaning=(
+            "The scaler was made with allow_fp16=True, and an optimizer that steps "
+            "float16 parameters without float32 masters has an eps below 2^-25. It is "
+            "refused before its first step."
+        ),
+        why=(
+            "In float16 the eps is 0. Where a gradient is 0, as in the first step of "
+            "LoRA, or its square underflows, the step divides by 0 and every weight "
+            "becomes NaN."
+        ),
+        example="""\
+model.half()
+optimizer = torch.optim.AdamW(model.parameters())
+scaler = GradScaler("cuda", allow_fp16=True)
+scaler.scale(model(batch.half()).float().square().mean()).backward()
+scaler.step(optimizer)
+""",
+        instead="""\
+from gradscale.torch.optim import AdamW
+
+model.half()
+optimizer = AdamW(model.parameters())
+scaler = GradScaler("cuda")
+scaler.scale(model(batch.half()).float().square().mean()).backward()
+scaler.step(optimizer)
+""",
+        advice=(
+            "Use the optimizer of the same name from gradscale.torch.optim: it keeps "
+            "float32 masters and state.",
+            "Or wrap yours: optimizer = gradscale.torch.master_weights(optimizer).",
+            "For LoRA, call gradscale.torch.fp32_trainable_(model) and compute under "
+            "torch.autocast.",
+            "To stay in float16, pass eps=1e-4 to the optimizer.",
         ),
     ),
     Entry(

@@ -12,10 +12,14 @@ except ModuleNotFoundError as error:
     ) from error
 
 from gradscale.torch.attach.watch import watch
+from gradscale.torch.initialization import initialize
 from gradscale.torch.loops.attempts import attempts
 from gradscale.torch.loops.closures import step_with_closure
 from gradscale.torch.loops.window import grads_finite
 from gradscale.torch.monitor.recorder import Recorder
+from gradscale.torch.precision.casting import fp32_island
+from gradscale.torch.precision.float16_params import fp32_trainable_
+from gradscale.torch.precision.master_weights import master_params, master_weights
 from gradscale.torch.scaler import GradScaler
 from gradscale.torch.sharded import ShardedGradScaler
 
@@ -24,7 +28,12 @@ __all__ = [
     "Recorder",
     "ShardedGradScaler",
     "attempts",
+    "fp32_island",
+    "fp32_trainable_",
     "grads_finite",
+    "initialize",
+    "master_params",
+    "master_weights",
     "step_with_closure",
     "watch",
 ]

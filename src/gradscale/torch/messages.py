@@ -123,6 +123,10 @@ class WarnOnce:
                 "GS301",
             )
 
+    def float16_params(self, message: str) -> None:
+        """Warn of float16 parameters without masters."""
+        self._warn("float16", message, "GS120")
+
     def mixture(self, names: Sequence[str], why: Mixture, as_error: bool) -> None:
         """Warn, or raise, that gradients of two scales were added up.
 
@@ -152,6 +156,26 @@ def warn_at_caller(warning: GradscaleWarning) -> None:
     warnings.warn(warning, stacklevel=level)
 
 
+def float16_remedy(optimizer: Any = None) -> str:
+    """Return the ways to train float16 parameters, the simplest first.
+
+    >>> float16_remedy()
+    'Use an optimizer of gradscale.torch.optim; or wrap this one: optimizer = gradscale.torch.master_weights(optimizer); or, for LoRA, call gradscale.torch.fp32_trainable_(model) and compute under torch.autocast.'
+
+    Args:
+        optimizer: The one that is in use, if that is known.
+    """  # noqa: E501
+    kind = type(optimizer).__name__
+    first = "Use an optimizer of gradscale.torch.optim"
+    if kind in ("Adam", "AdamW", "SGD", "Lion"):
+        first = f"Use from gradscale.torch.optim import {kind}"
+    return (
+        f"{first}; or wrap this one: optimizer = "
+        "gradscale.torch.master_weights(optimizer); or, for LoRA, call "
+        "gradscale.torch.fp32_trainable_(model) and compute under torch.autocast."
+    )
+
+
 def has_steps(optimizer: Any) -> bool:
     """Return whether the optimizer has a state that steps have made. No host sync.
 
@@ -168,6 +192,9 @@ def has_steps(optimizer: Any) -> bool:
 
 
 def _is_used(state: Mapping[str, Any]) -> bool:
+    if state.keys() == {"master"}:
+        # Made with the optimizer.
+        return False
     # Some optimizers make their state at once and count from 0: torch's Adagrad does.
     step = state.get("step", 1)
     if isinstance(step, (int, float)):

@@ -54,10 +54,12 @@ from gradscale.torch.kernels import Kernels
 from gradscale.torch.locate.autograd_graph import leaves_of, nodes_of
 from gradscale.torch.locate.diagnose import diagnose
 from gradscale.torch.locate.result import Location
+from gradscale.torch.monitor.loop_check import live_optimizers
 from gradscale.torch.monitor.model_lookup import find_model
 from gradscale.torch.monitor.monitor import Monitor
 from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.names import names_of
+from gradscale.torch.precision import float16_params
 from gradscale.torch.precision.buffers import BufferGuard
 from gradscale.torch.precision.losses import (
     MAIN,
@@ -132,7 +134,8 @@ class GradScaler(torch.amp.GradScaler):
             as under DDP.
         kernels: "auto" for Triton where it runs, "plain" for plain torch operations
             only, "triton" to insist.
-        allow_fp16: Accept float16 gradients in `unscale_` and with every optimizer.
+        allow_fp16: Accept float16 gradients in `unscale_` and with every optimizer. One
+            without master weights whose `eps` is 0 in float16 is refused.
         recheck: Read the gradients again in `step` after an explicit `unscale_`, so
             that what was written into them in between is checked too.
         record: The run file to write, by custom ending in .gs; None for none. Rank 0
@@ -150,6 +153,7 @@ class GradScaler(torch.amp.GradScaler):
 
     _frames_to_caller: ClassVar[int] = 3
     _always_together: ClassVar[bool] = False
+    _refuses_eps: ClassVar[bool] = True
 
     # The base class sets its attributes in its own __init__, without bounds and
     # without checks: it is not called.
@@ -201,6 +205,8 @@ class GradScaler(torch.amp.GradScaler):
         self._resumed = checkpoint.Resumed()
         self._loaded = False
         self._begin()
+        if self._enabled and model is not None and not allow_fp16:
+            self._report_float16_model(model)
 
     def _begin(self) -> None:
         """Set the attributes that live only as long as the process."""
@@ -494,7 +500,8 @@ class GradScaler(torch.amp.GradScaler):
                 self._allow_fp16,
             )
         else:
-            scale = step.read(self._scale_of_grads, allow_fp16=self._allow_fp16)
+            allowed = self._allow_fp16 or step.mode is StepMode.MASTERS
+            scale = step.read(self._scale_of_grads, allow_fp16=allowed)
             flags = self._unscale_read(step, scale)
         state["found_inf_per_device"] = flags
         state["stage"] = OptState.UNSCALED
@@ -678,6 +685,10 @@ class GradScaler(torch.amp.GradScaler):
         if not self._iteration.settled and not self._loaded and can_touch_host():
             moves = isinstance(self._policy, DynamicScale)
             self._warn.without_state(optimizer, self._init_scale, moves=moves)
+        entry = step.entry
+        if entry is not None and not entry.checked and can_touch_host():
+            self._check_float16(step)
+            entry.checked = True
         loop = self._monitor.loop
         if loop.due and step.snapshot is None and can_touch_host():
             loop.before_read(step)
@@ -696,6 +707,39 @@ class GradScaler(torch.amp.GradScaler):
         if not torch.compiler.is_compiling():
             step.mark_stepped(self._iteration.backwards)
         return returned
+
+    def _report_float16_model(self, model: torch.nn.Module) -> None:
+        """Report the model's float16 parameters if an optimizer lacks masters."""
+        params = [
+            param
+            for param in model.parameters()
+            if param.requires_grad and param.dtype is torch.float16
+        ]
+        if params:
+            held = float16_params.optimizers_of(params, live_optimizers())
+            for optimizer, mine in held:
+                self._report_float16(optimizer, mine, (model, optimizer))
+
+    def _check_float16(self, step: OptimizerStep) -> None:
+        """Report float16 parameters without masters before the first step."""
+        optimizer, sources = step.optimizer, step.name_sources
+        params = float16_params.without_masters(optimizer)
+        if not params:
+            return
+        if self._allow_fp16:
+            if self._refuses_eps and step.mode is StepMode.FLAG:
+                float16_params.check_eps(optimizer, params, sources)
+        elif step.mode is not StepMode.FLAG:
+            # Those of other optimizers are refused when they are collected.
+            self._report_float16(optimizer, params, sources)
+
+    def _report_float16(
+        self, optimizer: Any, params: list[Tensor], sources: tuple[Any, ...]
+    ) -> None:
+        message = float16_params.report(optimizer, params, sources)
+        if self._guard == "raise":
+            raise ConfigError(message, code="GS120")
+        self._warn.float16_params(message)
 
     def _prepare(self, step: OptimizerStep, state: dict[str, Any]) -> None:
         """Read the gradients and decide; unscale them if the optimizer does not."""

@@ -30,6 +30,8 @@ class ShardedGradScaler(GradScaler):
 
     _frames_to_caller: ClassVar[int] = 4
     _always_together: ClassVar[bool] = True
+    # It accepts float16 gradients without being asked, as torch's does.
+    _refuses_eps: ClassVar[bool] = False
 
     def __init__(
         self,

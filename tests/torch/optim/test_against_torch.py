@@ -129,14 +129,15 @@ def test_an_optimizer_is_one_of_torch(kind):
 
 
 @namesakes
-def test_the_arguments_are_those_of_torch_and_two_more(kind):
+def test_the_arguments_are_those_of_torch_and_three_more(kind):
     def arguments(of):
         found = inspect.signature(of.__init__).parameters.values()
         return [(p.name, p.kind, p.default) for p in found]
 
     ours, theirs = arguments(kind), arguments(NAMESAKES[kind])
     assert ours[: len(theirs)] == theirs
-    assert [name for name, _, _ in ours[len(theirs) :]] == ["write_back", "kernels"]
+    more = [name for name, _, _ in ours[len(theirs) :]]
+    assert more == ["write_back", "kernels", "check_data"]
 
 
 def test_the_defaults_of_lion_are_those_of_its_paper():

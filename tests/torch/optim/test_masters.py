@@ -146,10 +146,11 @@ def test_elements_that_were_not_changed_keep_the_digits_of_their_master():
 
 def test_a_parameter_that_nobody_wrote_is_not_read():
     optimizer, param = trained(SGD, lr=0.01)
-    # Written behind the back of autograd: the one write that is not noticed.
+    # Written behind the back of autograd: the one write that is not kept.
     param.data.fill_(9.0)
     before = optimizer.state[param]["master"].clone()
-    step_nowhere(optimizer, param)
+    with pytest.warns(UserWarning, match="written to through .data"):
+        step_nowhere(optimizer, param)
     assert torch.equal(optimizer.state[param]["master"], before)
 
 
@@ -161,7 +162,8 @@ def test_a_parameter_that_nobody_wrote_is_not_read_where_gradients_come_and_go()
     before = optimizer.state[second]["master"].clone()
     first.grad = None
     second.data.fill_(9.0)
-    optimizer.step()
+    with pytest.warns(UserWarning, match="written to through .data"):
+        optimizer.step()
     assert torch.equal(optimizer.state[second]["master"], before)
 
 

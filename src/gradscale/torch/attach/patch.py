@@ -240,6 +240,9 @@ class _RecordedWarnings(messages.WarnOnce):
             # Torch's scaler raises here.
             raise AssertionError("No inf checks were recorded for this optimizer.")
 
+    def float16_params(self, message: str) -> None:
+        """Do nothing: the finding of the same code is recorded."""
+
     def _warn(self, key: object, message: str, code: str) -> None:
         if key not in self._issued:
             self._issued.add(key)

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from gradscale.errors import GradientError
 from gradscale.torch import tensor_list
+from gradscale.torch.messages import float16_remedy
 from gradscale.torch.names import names_of
 from gradscale.torch.tensor_list import REAL_DTYPES, GradSnapshot, Numbers
 
@@ -286,11 +287,8 @@ def _refused(
 def _fp16_refused(params: list[Tensor], names: Iterable[Any]) -> GradientError:
     listed = ", ".join(names_of(params[:8], names))
     more = f" and {len(params) - 8} more" if len(params) > 8 else ""
-    remedy = (
-        "Keep the trainable parameters in float32 (for p in model.parameters(): p.data "
-        "= p.data.float() if p.requires_grad else p.data) and compute under "
-        "torch.autocast, or pass allow_fp16=True."
-    )
+    users = [one for one in names if hasattr(one, "param_groups")]
+    remedy = float16_remedy(users[0] if users else None)
     if any(getattr(one, "_step_supports_amp_scaling", False) for one in names):
         remedy = (
             "This optimizer unscales them in its step, in float32: leave unscale_() "

@@ -37,6 +37,8 @@ ENOUGH = 3
 # Names of parameters that are recorded.
 MOST_NAMES = 20
 _HALF = (torch.float16, torch.bfloat16)
+# Float16 parameters have f32 masters there.
+_WITH_MASTERS = (StepMode.OWN, StepMode.MASTERS)
 
 
 class _Mark(NamedTuple):
@@ -281,7 +283,7 @@ class LoopCheck:
         half = [
             param
             for step in steps.values()
-            if step.mode is not StepMode.OWN and step.owner() is not None
+            if step.mode not in _WITH_MASTERS and step.owner() is not None
             for param in step.params()
             if param.dtype is torch.float16
         ]
@@ -311,7 +313,7 @@ class LoopCheck:
         if len(live) == self._live:
             return
         self._live = len(live)
-        held = {id(param) for each in _optimizers() for param in _params_of(each)}
+        held = {id(param) for each in live_optimizers() for param in _params_of(each)}
         missing = [name for name, param in live if id(param) not in held]
         if missing:
             data = {"observed": "missing", "names": missing[:MOST_NAMES]}
@@ -404,7 +406,7 @@ def _params_of(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def _optimizers() -> list[Optimizer]:
+def live_optimizers() -> list[Optimizer]:
     """Return every optimizer of the process. Searches all tracked objects."""
     kinds = [Optimizer]
     for kind in kinds:

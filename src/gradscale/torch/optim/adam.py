@@ -38,6 +38,9 @@ class Adam(FusedOptimizer, torch.optim.Adam):
             optimizers do. Otherwise `.grad` is not changed.
         kernels: "auto" for Triton where it works, "plain" for torch operations only,
             "triton" to raise where Triton does not work.
+        check_data: Also keep writes through `.data` to f16 and bf16 parameters, at the
+            cost of reading parameters and masters once more in each step. Without it
+            such a write is overwritten; a sampled check reports it once.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = Adam([weight], lr=0.5)
@@ -66,6 +69,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
         decoupled_weight_decay: bool = False,
         write_back: bool = False,
         kernels: Kernels = "auto",
+        check_data: bool = False,
     ) -> None:
         check_lr(lr)
         check_eps(eps)
@@ -84,7 +88,7 @@ class Adam(FusedOptimizer, torch.optim.Adam):
             "fused": fused,
             "decoupled_weight_decay": decoupled_weight_decay,
         }
-        FusedOptimizer.__init__(self, params, defaults, write_back, kernels)
+        FusedOptimizer.__init__(self, params, defaults, write_back, kernels, check_data)
 
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Return the names of the entries in the state of each parameter."""
@@ -124,7 +128,7 @@ class AdamW(Adam, torch.optim.AdamW):
     """AdamW as in `torch.optim.AdamW`, in one pass with unscaling and the skip.
 
     All arguments up to `fused` are those of torch; see `Adam` for their effect, for the
-    two others, and for f16 and bf16 parameters.
+    others, and for f16 and bf16 parameters.
 
     >>> from gradscale.torch import GradScaler
     >>> weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
@@ -155,6 +159,7 @@ class AdamW(Adam, torch.optim.AdamW):
         fused: bool | None = None,
         write_back: bool = False,
         kernels: Kernels = "auto",
+        check_data: bool = False,
     ) -> None:
         Adam.__init__(
             self,
@@ -172,4 +177,5 @@ class AdamW(Adam, torch.optim.AdamW):
             decoupled_weight_decay=True,
             write_back=write_back,
             kernels=kernels,
+            check_data=check_data,
         )

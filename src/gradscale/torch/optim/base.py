@@ -32,16 +32,23 @@ class FusedOptimizer(torch.optim.Optimizer):
     Attributes:
         write_back: Write the unscaled gradients into `.grad`.
         kernels: "auto", "plain" or "triton".
+        check_data: Keep writes through `.data` to half-precision parameters.
     """
 
     _step_supports_amp_scaling = True
 
     def __init__(
-        self, params: Any, defaults: dict[str, Any], write_back: bool, kernels: Kernels
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        write_back: bool,
+        kernels: Kernels,
+        check_data: bool = False,
     ) -> None:
         check_choice("kernels", kernels, ("auto", "plain", "triton"))
         self.write_back = write_back
         self.kernels = kernels
+        self.check_data = check_data
         self._batches = Batches()
         # Not torch's own constructors: they read an lr on a device, and refuse
         # combinations of `foreach`, `fused` and `capturable` that are equal here.
@@ -83,7 +90,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             batch = step.batch
             if batch.device not in amp:
                 amp[batch.device] = self._amp_args(batch.device)
-            batch.update_masters_(step.layout)
+            batch.update_masters_(step.layout, self, self.check_data)
             self.update_(step, amp[batch.device])
             batch.note_own_write()
         return loss
@@ -136,13 +143,16 @@ class FusedOptimizer(torch.optim.Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {"write_back": self.write_back, "kernels": self.kernels}
+        names = ("write_back", "kernels", "check_data")
+        kept = {name: getattr(self, name) for name in names}
         return {**super().__getstate__(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "state" in state:
             adopt_loaded(state["state"])
         super().__setstate__(state)
+        # Pickled before there was such an option.
+        self.__dict__.setdefault("check_data", False)
         self._batches = Batches()
 
 

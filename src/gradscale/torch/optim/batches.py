@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradscale.errors import GradientError, StateError
 from gradscale.torch import tensor_list
@@ -15,6 +14,7 @@ from gradscale.torch.kernels.args import CHUNK
 from gradscale.torch.kernels.optimizer_pass import kernel_layout
 from gradscale.torch.kernels.pointer_table import Layout, PointerTable
 from gradscale.torch.names import names_of
+from gradscale.torch.optim.masters import DataCheck, LastWrite, Masters
 from gradscale.torch.optim.state import (
     MASTER,
     STEP,
@@ -30,20 +30,6 @@ _DTYPE, _GRAD, _LAYOUT = map(attrgetter, ("dtype", "grad", "layout"))
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 
 
-class LastWrite(NamedTuple):
-    """A parameter as the optimizer left it.
-
-    Attributes:
-        version: Its version counter.
-        address: Of its first element.
-        storage: Its memory, held weakly, so that no other memory has the same key.
-    """
-
-    version: int | None = None
-    address: int | None = None
-    storage: StorageWeakRef | None = None
-
-
 class Batch:
     """Parameters of one group, one device and one dtype, with gradients of one dtype.
 
@@ -53,6 +39,7 @@ class Batch:
         columns: For each entry of the state, float[...] of each parameter.
         wide: The dtype of the arithmetic.
         device: The device of all tensors.
+        masters: The masters of half-precision parameters; None for others.
         table: The pointer table of the kernels.
     """
 
@@ -63,7 +50,8 @@ class Batch:
         chosen: list[bool] | None,
         grad: Tensor,
         table: PointerTable,
-        writes: list[LastWrite],
+        writes: dict[int, LastWrite],
+        check: DataCheck,
     ) -> None:
         """Hold the tensors; none is read or written.
 
@@ -73,14 +61,15 @@ class Batch:
             chosen: Which parameters of the group these are; None for all.
             grad: One of their gradients; the others have its dtype and device.
             table: See the attributes.
-            writes: The last write of each parameter.
+            writes: The last write of parameters, by their ids.
+            check: Looks for writes through `.data`.
         """
         self.owners = owners
         self.params, self.columns = owners, columns
-        if not all(map(_is_plain, owners)):
-            self.params = [_plain(param) for param in owners]
+        if not all(map(is_plain, owners)):
+            self.params = [plain(param) for param in owners]
             self.columns = {
-                name: [_plain(entry) for entry in entries]
+                name: [plain(entry) for entry in entries]
                 for name, entries in columns.items()
             }
         exact = self.columns[MASTER] if MASTER in columns else self.params
@@ -90,12 +79,12 @@ class Batch:
         self._chosen = chosen
         self._grad_dtypes = {grad.dtype}
         self._grad_devices = {grad.get_device()}
-        self._versions: Sequence[int | None] = [write.version for write in writes]
-        self._addresses: Sequence[int | None] = [write.address for write in writes]
-        self._storages = [write.storage for write in writes]
-        self._storage_keys: Sequence[int | None] = [
-            None if storage is None else storage.cdata for storage in self._storages
-        ]
+        self.masters: Masters | None = None
+        if MASTER in columns:
+            last = [writes.get(id(param), LastWrite()) for param in owners]
+            self.masters = Masters(
+                owners, self.params, self.columns[MASTER], last, check
+            )
 
     def accepts(self, snapshot: GradSnapshot) -> bool:
         """Return whether a snapshot of its group has the gradients of this batch."""
@@ -122,50 +111,28 @@ class Batch:
         )
         return grads if fit else None
 
-    def update_masters_(self, layout: Layout | None) -> None:
+    def update_masters_(
+        self, layout: Layout | None, optimizer: Any, check_data: bool
+    ) -> None:
         """Copy parameters that were written elsewhere into their masters. No host sync.
-
-        An element that still equals its rounded master keeps the digits of the master.
 
         Args:
             layout: That of the step, whose first row has the addresses; None if the
                 step has none.
+            optimizer: Names the parameters.
+            check_data: Compare all parameters: a write through `.data` is kept too.
         """
-        if MASTER not in self.columns:
-            return
-        versions = tensor_list.versions(self.owners)
-        addresses = (
-            tensor_list.addresses(self.params) if layout is None else layout.rows[0]
-        )
-        keys = tensor_list.storages(self.params)
-        now = versions, addresses, keys
-        before = self._versions, self._addresses, self._storage_keys
-        if now == before:
-            return
-        pairs = zip(zip(*now, strict=True), zip(*before, strict=True), strict=True)
-        changed = [one != other for one, other in pairs]
-        both = zip(self.params, self.columns[MASTER], strict=True)
-        for param, master in compress(both, changed):
-            same = master.to(param.dtype) == param
-            master.copy_(torch.where(same, master, param.to(master.dtype)))
-        self._addresses = addresses
-        if keys != self._storage_keys:
-            storages = (param.untyped_storage() for param in self.params)
-            self._storages = list(map(StorageWeakRef, storages))
-            self._storage_keys = keys
+        if self.masters is not None:
+            addresses = None if layout is None else layout.rows[0]
+            self.masters.update_(addresses, [optimizer], check_data=check_data)
 
     def note_own_write(self) -> None:
         """Record the parameters as this optimizer has left them."""
         if self.params is not self.owners:
             # Autograd has seen a write to the local tensor, not to the DTensor.
             torch.autograd.graph.increment_version(self.owners)
-        if MASTER in self.columns:
-            self._versions = tensor_list.versions(self.owners)
-
-    def last_writes(self) -> dict[int, LastWrite]:
-        """Return the last write of each parameter, by its id."""
-        writes = map(LastWrite, self._versions, self._addresses, self._storages)
-        return dict(zip(map(id, self.owners), writes, strict=True))
+        if self.masters is not None:
+            self.masters.note_own_write()
 
 
 class BatchStep(NamedTuple):
@@ -216,6 +183,7 @@ class Batches:
         self._state: tuple[list[Any], list[Any]] | None = None
         self._writes: dict[int, LastWrite] = {}
         self._tables: dict[Any, PointerTable] = {}
+        self._checks: dict[Any, DataCheck] = {}
 
     def steps(
         self, optimizer: Any, snapshot: GradSnapshot | None = None
@@ -273,11 +241,12 @@ class Batches:
         params = group["params"]
         old = self._held.pop(index, None)
         for batch in old.batches if old is not None else ():
-            self._writes.update(batch.last_writes())
+            if batch.masters is not None:
+                self._writes.update(batch.masters.last_writes())
         kinds: dict[Any, list[int]] = {}
         for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
             if grad is not None:
-                _check(optimizer, param, grad)
+                check_grad(optimizer, param, grad)
                 grads[i] = grad = _like_its_parameter(param, grad)
                 key = param.device, param.dtype, grad.dtype
                 kinds.setdefault(key, []).append(i)
@@ -293,20 +262,20 @@ class Batches:
             table = self._tables.get((index, key))
             if table is None:
                 table = self._tables[index, key] = PointerTable(key[0], CHUNK)
-            writes = [self._writes.get(id(param), LastWrite()) for param in owners]
+            check = self._checks.setdefault((index, key), DataCheck())
             chosen = None
             if len(members) < len(params):
                 inside = set(members)
                 chosen = [i in inside for i in range(len(params))]
             own = [grads[i] for i in members]
-            batch = Batch(owners, columns, chosen, own[0], table, writes)
-            made.append((batch, [_plain(grad) for grad in own]))
+            batch = Batch(owners, columns, chosen, own[0], table, self._writes, check)
+            made.append((batch, [plain(grad) for grad in own]))
         self._held[index] = _Held(
             list(params),
             list(map(type, grads)),
             entries,
-            all(map(_is_plain, with_grad))
-            and all(g is None or _is_plain(g) for g in grads),
+            all(map(is_plain, with_grad))
+            and all(g is None or is_plain(g) for g in grads),
             [batch for batch, _ in made],
         )
         return made
@@ -393,7 +362,7 @@ def _keys_and_values(state: Any) -> tuple[list[Any], list[Any]] | None:
     return list(state), list(entries)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     """Return whether a pass takes the tensor itself."""
     if tensor.is_complex():
         return False
@@ -401,9 +370,9 @@ def _is_plain(tensor: Tensor) -> bool:
     return type(tensor) in _ORDINARY or not hasattr(tensor, "to_local")
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def plain(tensor: Tensor) -> Tensor:
     """Return a real tensor of this process that shares the memory."""
-    if _is_plain(tensor):
+    if is_plain(tensor):
         return tensor
     to_local = getattr(tensor, "to_local", None)
     local = tensor if to_local is None else to_local()
@@ -417,7 +386,7 @@ def _like_its_parameter(param: Any, grad: Any) -> Any:
     if grad.is_neg():
         grad = param.grad = grad.resolve_neg()
     if (
-        not _is_plain(param)
+        not is_plain(param)
         and hasattr(param, "placements")
         and grad.placements != param.placements
     ):
@@ -425,7 +394,7 @@ def _like_its_parameter(param: Any, grad: Any) -> Any:
     return grad
 
 
-def _check(optimizer: Any, param: Tensor, grad: Tensor) -> None:
+def check_grad(optimizer: Any, param: Tensor, grad: Tensor) -> None:
     kind = type(optimizer).__name__
     if grad.layout is not torch.strided:
         raise GradientError(

@@ -36,6 +36,7 @@ class Lion(FusedOptimizer):
         maximize: Ascend instead of descend.
         write_back: As in `Adam`.
         kernels: As in `Adam`.
+        check_data: As in `Adam`.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.tensor([1.0, -1.0]))
@@ -56,6 +57,7 @@ class Lion(FusedOptimizer):
         maximize: bool = False,
         write_back: bool = False,
         kernels: Kernels = "auto",
+        check_data: bool = False,
     ) -> None:
         check_lr(lr)
         check_betas(betas)
@@ -66,7 +68,7 @@ class Lion(FusedOptimizer):
             "weight_decay": weight_decay,
             "maximize": maximize,
         }
-        FusedOptimizer.__init__(self, params, defaults, write_back, kernels)
+        FusedOptimizer.__init__(self, params, defaults, write_back, kernels, check_data)
 
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Return the names of the entries in the state of each parameter."""

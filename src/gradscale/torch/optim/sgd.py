@@ -27,7 +27,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     """SGD as in `torch.optim.SGD`, in one pass with unscaling and the skip.
 
     All arguments up to `fused` are those of torch; see `Adam` for their effect, for the
-    two others, and for f16 and bf16 parameters. The momentum starts from zeros, so that
+    others, and for f16 and bf16 parameters. The momentum starts from zeros, so that
     it is defined after a skipped first step.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -54,6 +54,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         fused: bool | None = None,
         write_back: bool = False,
         kernels: Kernels = "auto",
+        check_data: bool = False,
     ) -> None:
         check_lr(lr)
         check_momentum(momentum, dampening, nesterov)
@@ -69,7 +70,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
             "differentiable": differentiable,
             "fused": fused,
         }
-        FusedOptimizer.__init__(self, params, defaults, write_back, kernels)
+        FusedOptimizer.__init__(self, params, defaults, write_back, kernels, check_data)
 
     def entries(self, group: dict[str, Any]) -> tuple[str, ...]:
         """Return the names of the entries in the state of each parameter."""

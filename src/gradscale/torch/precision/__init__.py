@@ -1,1 +1,1 @@
-"""Mixed precision beside the scaler: weights, levels, losses, closures, retries."""
+"""Mixed precision beside the scaler: master weights, levels, casts, losses."""

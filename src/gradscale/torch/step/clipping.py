@@ -135,6 +135,7 @@ def clip_bare_params(
     iteration.resume(params, model)
     steps = iteration.unscaled()
     unscaled = {id(param) for param in params_of(steps)}
+    unscaled |= {id(m) for step in steps if step.in_masters for m in step.params()}
     by_hand = not iteration.scaled and iteration.ended_in_last(params)
     behind = scale if by_hand else used_scale
     if not unscaled and not iteration.params_clips:

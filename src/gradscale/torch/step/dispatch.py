@@ -20,6 +20,9 @@ class StepMode(Enum):
     FUSED: The same by PyTorch's protocol; it writes the unscaled gradients. No host
         sync. For Adam and AdamW a kernel of gradscale replaces torch's where it can.
         gradscale's own optimizers with `write_back` are stepped so too.
+    MASTERS: Unscales into the gradients of f32 masters, in its step or in `unscale_`,
+        skips, and leaves the model's gradients as they came. One flag read, unless
+        the optimizer that it wraps is fused.
     OLDER: Takes the scaler itself as an argument, an older protocol.
     FLAG: Takes neither: the gradients are unscaled before, and the host reads one
         flag.
@@ -27,6 +30,7 @@ class StepMode(Enum):
 
     OWN = "own"
     FUSED = "fused"
+    MASTERS = "masters"
     OLDER = "older"
     FLAG = "flag"
 
@@ -35,7 +39,7 @@ class Path(NamedTuple):
     """How the scaler will step an optimizer.
 
     Attributes:
-        way: "own", "fused", "older" or "flag".
+        way: "own", "fused", "masters", "older" or "flag".
         kernels: "triton" or "plain": what reads the gradients and settles the step.
         meaning: The same in words.
     """
@@ -53,6 +57,8 @@ MEANING = {
     "sync",
     StepMode.FUSED: "the gradients are read once; PyTorch's fused kernel unscales, "
     "clips and steps, without a host sync",
+    StepMode.MASTERS: "the gradients are read once and unscaled into those of the "
+    "float32 masters; the host reads one flag before the step",
     StepMode.OLDER: "the optimizer is given the scaler itself, and decides for itself",
     StepMode.FLAG: "the gradients are read and unscaled; the host reads one flag "
     "before the step",
@@ -60,6 +66,10 @@ MEANING = {
 WRITING_BACK = (
     "the gradients are read once and used in one pass, which also writes them "
     "unscaled, without a host sync"
+)
+FUSED_MASTERS = (
+    "the gradients are read once and unscaled into those of the float32 masters, which "
+    "PyTorch's fused kernel steps, without a host sync"
 )
 STANDING_IN = (
     "the gradients are read once; PyTorch's fused kernel unscales, clips and steps, or "
@@ -79,6 +89,8 @@ def mode_of(optimizer: Any) -> StepMode:
         return StepMode.FLAG
     if getattr(optimizer, "write_back", None) is False:
         return StepMode.OWN
+    if getattr(optimizer, "unscale_to_masters", None) is not None:
+        return StepMode.MASTERS
     step = optimizer.step
     return (
         StepMode.OLDER
@@ -100,6 +112,8 @@ def path_of(optimizer: Any, kernels: Kernels, device: torch.device) -> Path:
     meaning = MEANING[mode]
     if mode is StepMode.FUSED and getattr(optimizer, "write_back", None) is True:
         meaning = WRITING_BACK
+    elif mode is StepMode.MASTERS and unscales_itself(optimizer.inner):
+        meaning = FUSED_MASTERS
     elif mode is StepMode.FUSED and stands_in(optimizer, kernels, device):
         meaning = STANDING_IN
     return Path(mode.value, name, meaning)

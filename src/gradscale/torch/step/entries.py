@@ -23,12 +23,14 @@ class OptimizerEntry:
         stand_in: Steps it instead of torch's fused kernel, where it can.
         account: Its counts and last row; None before the first loss.
         optimizer: A weak reference to it; None if only its id is known.
+        checked: The dtypes of its parameters were checked before its first step.
     """
 
     reader: GradReader
     stand_in: StandIn
     account: Account | None = None
     optimizer: weakref.ref[Any] | None = None
+    checked: bool = False
 
 
 class OptimizerEntries:

@@ -170,7 +170,7 @@ class Iteration:
         """Forget unscaled steps whose gradients were all set to None since."""
         for step in self.unscaled():
             had_some = step.snapshot is not None and step.snapshot.present
-            if had_some and all(param.grad is None for param in step.params()):
+            if had_some and all(param.grad is None for param in step.owned_params()):
                 self.forget_one(id(step.optimizer))
 
     def stage(self, step: OptimizerStep) -> OptState:

@@ -61,6 +61,8 @@ class OptimizerStep:
         leftover: (skip, scale), f32[] each: where skip is 1 the gradients are still
             scaled, as a fused optimizer leaves them that skipped, and one of our own
             in any case. None if they are unscaled in any case.
+        in_masters: The gradients were unscaled into those of f32 masters, which the
+            statistics and clips from here on are of.
         unscaled_before: It was unscaled before an update, and continues after it.
         flag: The skip on its way to the host, for an optimizer that cannot skip by
             itself.
@@ -85,6 +87,7 @@ class OptimizerStep:
     versions: Numbers | None = None
     wrapper_versions: list[int] | None = None
     leftover: tuple[Tensor, Tensor] | None = None
+    in_masters: bool = False
     unscaled_before: bool = False
     flag: AsyncFlag | None = None
     left: Mark | None = None
@@ -174,7 +177,16 @@ class OptimizerStep:
             self.stats.params = names_of(self.stats.params, sources)
 
     def params(self) -> list[Tensor]:
-        """Return all parameters of the optimizer, not to be changed."""
+        """Return all parameters of the optimizer, not to be changed.
+
+        Once the gradients were unscaled into masters, these.
+        """
+        if self.in_masters:
+            return self.owner().targets()
+        return self.owned_params()
+
+    def owned_params(self) -> list[Tensor]:
+        """Return all parameters in the optimizer's groups, not to be changed."""
         released = isinstance(self.optimizer, ref)
         groups = (self.optimizer() if released else self.optimizer).param_groups
         # The usual optimizer has one group: its list is used as it is.
@@ -249,6 +261,10 @@ class OptimizerStep:
             if channel is not None:
                 channel.refuse()
             raise
+        if self.in_masters:
+            names = dict(zip(map(id, params), self.owned_params(), strict=True))
+            owners = [names[id(master)] for master in found.params]
+            return found._replace(params=owners)
         # In this order: torch.compile of PyTorch 2.11 cannot tell lists apart.
         if torch.compiler.is_compiling() or found.params is not params:
             return found
@@ -428,6 +444,17 @@ class OptimizerStep:
                 strict=True,
             )
         }
+        if self.mode is StepMode.MASTERS:
+            for param, tensor in zip(
+                self.snapshot.params, self.snapshot.tensors, strict=True
+            ):
+                if tensor.data_ptr() in unscaled:
+                    raise _two_owners(names_of([param], self.name_sources)[0])
+            self.optimizer.unscale_to_masters(multiplier)
+            self.in_masters = True
+            self.snapshot = self._collect(allow_fp16=False)
+            self.mark_used()
+            return
         if not unscaled:
             multiply_(
                 self.snapshot.originals or self.snapshot.tensors,

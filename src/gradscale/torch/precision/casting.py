@@ -1,0 +1,219 @@
+"""Casts: a module's weights, and what goes into and comes out of its forward pass."""
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradscale.errors import ConfigError
+
+# A type of module, or a pattern for qualified names: "head", "blocks.*.norm".
+Kept = type[torch.nn.Module] | str
+
+
+class CastForward:
+    """The forward pass of one module with casts around it.
+
+    Takes the place of the module's `forward`, as an attribute of the instance, and
+    refers to the module itself: copies and pickles of the module stay whole, its class
+    and the names of its parameters do not change, and `torch.compile` traces it.
+
+    Attributes:
+        module: The module.
+        inputs: Floating tensors among the arguments are cast to this dtype; None to
+            leave them.
+        autocast: The dtype of `torch.autocast` around the forward pass; False to turn
+            an outer one off; None to leave it.
+        outputs: Floating tensors in the result are cast to this dtype; None to leave
+            them.
+        before: An earlier attribute `forward` of the instance; None if it had none.
+    """
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        inputs: torch.dtype | None = None,
+        autocast: torch.dtype | bool | None = None,
+        outputs: torch.dtype | None = None,
+    ) -> None:
+        self.module = module
+        self.inputs, self.autocast, self.outputs = inputs, autocast, outputs
+        self.before: Callable[..., Any] | None = module.__dict__.get("forward")
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """The signature of the module's own forward pass."""
+        if self.before is not None:
+            return inspect.signature(self.before)
+        return inspect.signature(type(self.module).forward.__get__(self.module))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module's own forward pass between the casts."""
+        if self.inputs is not None:
+            args, kwargs = cast(args, self.inputs), cast(kwargs, self.inputs)
+        if self.autocast is None:
+            result = self._forward(*args, **kwargs)
+        else:
+            enabled = self.autocast is not False
+            dtype = self.autocast if isinstance(self.autocast, torch.dtype) else None
+            device = _device_type(self.module, args, kwargs)
+            with torch.autocast(device, dtype, enabled=enabled):
+                result = self._forward(*args, **kwargs)
+        return result if self.outputs is None else cast(result, self.outputs)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.before is not None:
+            return self.before(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """Cast the floating tensors in a nest of tuples, lists and dicts.
+
+    Other values are returned as they are. A tensor that has the dtype is not copied.
+
+    >>> cast({"x": torch.ones(1), "n": torch.ones(1).int()}, torch.float16)
+    {'x': tensor([1.], dtype=torch.float16), 'n': tensor([1], dtype=torch.int32)}
+    """
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(cast(item, dtype) for item in value))
+    if type(value) in (tuple, list):
+        return type(value)(cast(item, dtype) for item in value)
+    if isinstance(value, dict):
+        made = {key: cast(item, dtype) for key, item in value.items()}
+        if type(value) is dict:
+            return made
+        # The outputs of transformers are dicts with attributes.
+        return type(value)(**made) if all(isinstance(k, str) for k in made) else made
+    return value
+
+
+def fp32_island(
+    module: torch.nn.Module, *, outputs: torch.dtype | None = None
+) -> torch.nn.Module:
+    """Run one module in f32 inside autocast or a half-precision model.
+
+    Its parameters and buffers become f32, its inputs are cast to f32, autocast is off
+    inside, so its activations and gradients are f32 too. A second call changes nothing.
+
+    >>> head = fp32_island(torch.nn.Linear(2, 1).half())
+    >>> with torch.autocast("cpu", torch.bfloat16):
+    ...     head(torch.ones(1, 2, dtype=torch.bfloat16)).dtype
+    torch.float32
+
+    Args:
+        module: The module, changed in place.
+        outputs: The dtype of its result; None for f32.
+
+    Returns:
+        The module.
+    """
+    module.float()
+    if not isinstance(module.__dict__.get("forward"), CastForward):
+        module.forward = CastForward(  # type: ignore[method-assign]
+            module, inputs=torch.float32, autocast=False, outputs=outputs
+        )
+    return module
+
+
+def cast_model_(
+    model: torch.nn.Module, dtype: torch.dtype, keep_fp32: Sequence[Kept] = ()
+) -> dict[Tensor, Tensor]:
+    """Cast the floating parameters and buffers of a model, in place.
+
+    Modules that are kept become islands in f32, which return `dtype`.
+
+    Args:
+        model: The model.
+        dtype: The dtype of its weights.
+        keep_fp32: Types of modules, and patterns for their names.
+
+    Returns:
+        For each trainable parameter that was rounded, its value before.
+    """
+    kept = dict(kept_modules(model, keep_fp32))
+    inside = [part for module in kept.values() for part in module.modules()]
+    whole = {id(part) for part in inside}
+    _check_tied(model, kept, whole)
+    for module in kept.values():
+        fp32_island(module, outputs=None if dtype is torch.float32 else dtype)
+    before: dict[Tensor, Tensor] = {}
+    for part in model.modules():
+        if id(part) in whole:
+            continue
+        for param in part.parameters(recurse=False):
+            if param.is_floating_point() and param.dtype is not dtype:
+                if param.requires_grad and dtype is not torch.float32:
+                    before[param] = param.data.float()
+                param.grad = None
+                param.data = param.data.to(dtype)
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.is_floating_point() and buffer.dtype is not dtype:
+                part._buffers[name] = buffer.to(dtype)
+    return before
+
+
+def kept_modules(
+    model: torch.nn.Module, keep_fp32: Sequence[Kept]
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yield the outermost modules that are named by type or by pattern.
+
+    Raises:
+        ConfigError: A pattern names no module.
+    """
+    types = tuple(one for one in keep_fp32 if isinstance(one, type))
+    patterns = [one for one in keep_fp32 if isinstance(one, str)]
+    used: set[str] = set()
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        found = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+        used.update(found)
+        if (found or isinstance(module, types)) and id(module) not in inside:
+            inside.update(map(id, module.modules()))
+            yield name, module
+    unused = [pattern for pattern in patterns if pattern not in used]
+    if unused:
+        raise ConfigError(
+            f"keep_fp32 names {unused[0]!r}, and no module of "
+            f"{type(model).__name__} has that name. It would be cast with the others. "
+            "Pass a qualified name such as 'blocks.0.norm', a pattern such as "
+            "'*.norm', or a type of module.",
+            code="GS101",
+        )
+
+
+def _check_tied(
+    model: torch.nn.Module, kept: dict[str, torch.nn.Module], whole: set[int]
+) -> None:
+    held = {
+        id(param): name
+        for name, module in kept.items()
+        for param in module.parameters()
+    }
+    for name, part in model.named_modules():
+        if id(part) in whole:
+            continue
+        for param in part.parameters(recurse=False):
+            if id(param) in held:
+                raise ConfigError(
+                    f"keep_fp32 names module {held[id(param)]!r}, which shares a "
+                    f"parameter with module {name!r}. One parameter cannot be float32 "
+                    "and half precision. Name both modules, or none of them.",
+                    code="GS101",
+                )
+
+
+def _device_type(module: torch.nn.Module, args: Any, kwargs: Any) -> str:
+    """Return the device type of a module, or of its arguments if it has no weights."""
+    for tensor in module.parameters():
+        return tensor.device.type
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value.device.type
+    return "cpu"

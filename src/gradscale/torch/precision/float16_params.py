@@ -1,0 +1,125 @@
+"""Float16 parameters that no optimizer keeps float32 masters of."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradscale.errors import ConfigError
+from gradscale.torch.messages import float16_remedy
+from gradscale.torch.names import names_of
+from gradscale.torch.optim.base import FusedOptimizer
+from gradscale.torch.precision.master_weights import MasterWeights
+
+MOST_NAMES = 5
+
+
+def fp32_trainable_(model: torch.nn.Module) -> list[str]:
+    """Cast the trainable half-precision parameters of a model to f32, in place.
+
+    Frozen ones keep their dtype: the usual layout of LoRA on a float16 model. Compute
+    under `torch.autocast` from then on. Optimizers that hold the parameters stay valid
+    if they have not stepped yet.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)).half()
+    >>> _ = model[0].requires_grad_(False)
+    >>> fp32_trainable_(model)
+    ['1.weight', '1.bias']
+    >>> model[0].weight.dtype, model[1].weight.dtype
+    (torch.float16, torch.float32)
+
+    Returns:
+        The names of the parameters that were cast.
+    """
+    cast = []
+    for name, param in model.named_parameters():
+        if param.requires_grad and param.dtype in (torch.float16, torch.bfloat16):
+            grad, param.grad = param.grad, None
+            param.data = param.data.float()
+            param.grad = None if grad is None else grad.float()
+            cast.append(name)
+    return cast
+
+
+def without_masters(optimizer: Any) -> list[Tensor]:
+    """Return the trainable float16 parameters that the optimizer has no masters of."""
+    if isinstance(optimizer, (FusedOptimizer, MasterWeights)):
+        return []
+    return [
+        param
+        for group in optimizer.param_groups
+        for param in group["params"]
+        if param.dtype is torch.float16 and param.requires_grad
+    ]
+
+
+def report(optimizer: Any, params: Sequence[Tensor], sources: Sequence[Any]) -> str:
+    """Return what to report of float16 parameters without masters, and the cure.
+
+    Args:
+        optimizer: Steps them.
+        params: At least one.
+        sources: What `names_of` needs.
+    """
+    return (
+        f"{_listed(optimizer, params, sources)}, and it has no float32 masters. "
+        "Updates below 2^-11 of a weight are rounded away, and small values in the "
+        f"optimizer's state become 0. {float16_remedy(optimizer)}"
+    )
+
+
+def check_eps(optimizer: Any, params: Sequence[Tensor], sources: Sequence[Any]) -> None:
+    """Refuse an optimizer whose `eps` is 0 in the dtype of its parameters.
+
+    Args:
+        optimizer: Steps float16 parameters in float16.
+        params: These.
+        sources: What `names_of` needs.
+
+    Raises:
+        ConfigError: It is.
+    """
+    ids = set(map(id, params))
+    for group in optimizer.param_groups:
+        eps = group.get("eps")
+        if not isinstance(eps, float) or ids.isdisjoint(map(id, group["params"])):
+            continue
+        if torch.tensor(eps, dtype=torch.float16).item() == 0.0:
+            raise ConfigError(
+                f"{_listed(optimizer, params, sources)}, with eps={eps:g}, which is 0 "
+                "in float16. Where a gradient is 0 or its square underflows, the step "
+                "divides by 0 and the weights become NaN. "
+                f"{float16_remedy(optimizer)} To stay in float16, pass eps=1e-4.",
+                code="GS125",
+            )
+
+
+def optimizers_of(
+    params: Sequence[Tensor], optimizers: Sequence[Any]
+) -> list[tuple[Any, list[Tensor]]]:
+    """Return the optimizers that hold some of these without masters, and which.
+
+    Args:
+        params: The trainable float16 parameters of a model.
+        optimizers: Candidates.
+    """
+    wanted = set(map(id, params))
+    inside = {id(one.inner) for one in optimizers if isinstance(one, MasterWeights)}
+    found = []
+    for one in optimizers:
+        if id(one) not in inside:
+            held = [param for param in without_masters(one) if id(param) in wanted]
+            if held:
+                found.append((one, held))
+    return found
+
+
+def _listed(optimizer: Any, params: Sequence[Tensor], sources: Sequence[Any]) -> str:
+    names = names_of(params[:MOST_NAMES], sources)
+    more = len(params) - len(names)
+    what = "parameters are" if len(params) > 1 else "parameter is"
+    return (
+        f"{len(params)} trainable {what} float16 in {type(optimizer).__name__}: "
+        f"{', '.join(names)}{f' and {more} more' if more else ''}"
+    )

@@ -1,0 +1,174 @@
+"""Casts around a forward pass, and islands of f32."""
+
+import copy
+import inspect
+import pickle
+from collections import namedtuple
+
+import pytest
+import torch
+
+from gradscale.torch import fp32_island, initialize
+from gradscale.torch.precision.casting import CastForward, cast
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+Pair = namedtuple("Pair", "first second")
+
+
+class Output(dict):
+    """A dict that is made by keywords, as those of transformers are."""
+
+    def __init__(self, **items):
+        super().__init__(items)
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        torch.ones(1),
+        [torch.ones(1)],
+        (torch.ones(1), "text"),
+        Pair(torch.ones(1), None),
+        {"x": [torch.ones(1)]},
+        Output(x=torch.ones(1)),
+    ],
+)
+def test_a_nest_keeps_its_type_and_its_tensors_are_cast(nest):
+    made = cast(nest, F16)
+    assert type(made) is type(nest)
+    found = []
+
+    def visit(value):
+        if isinstance(value, torch.Tensor):
+            found.append(value.dtype)
+        elif isinstance(value, dict):
+            list(map(visit, value.values()))
+        elif isinstance(value, (list, tuple)):
+            list(map(visit, value))
+
+    visit(made)
+    assert found == [F16]
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_other_dtypes_are_left(dtype):
+    value = torch.ones(1, dtype=dtype)
+    assert cast(value, F16) is value
+
+
+class Half(torch.nn.Module):
+    """Records the dtypes of its computation and of the gradient that arrives."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.dtypes = {}
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        self.dtypes = {"input": x.dtype, "hidden": hidden.dtype}
+        if hidden.requires_grad:
+            hidden.register_hook(lambda g: self.dtypes.update(gradient=g.dtype))
+        return hidden
+
+
+@pytest.mark.parametrize("half", [F16, BF16])
+def test_an_island_computes_in_float32_inside_autocast(half):
+    island, after = fp32_island(Half().to(half)), torch.nn.Linear(2, 1)
+    with torch.autocast("cpu", half):
+        out = after(island(torch.ones(1, 2, dtype=half)))
+    out.float().sum().backward()
+    assert set(island.dtypes.values()) == {F32}
+    assert island.dtypes.keys() == {"input", "hidden", "gradient"}
+    assert island.layer.weight.grad.dtype is F32
+    assert out.dtype is half
+
+
+def test_without_an_island_autocast_computes_in_half_precision():
+    module = Half()
+    with torch.autocast("cpu", BF16):
+        module(torch.ones(1, 2))
+    assert module.dtypes["hidden"] is BF16
+
+
+def test_an_island_keeps_values_that_float16_has_not():
+    squares = fp32_island(torch.nn.Linear(1, 1, bias=False))
+    torch.nn.init.constant_(squares.weight, 1000.0)
+    with torch.autocast("cpu", F16):
+        assert squares(torch.full((1, 1), 1000.0)).item() == 1e6
+
+
+def test_an_island_in_a_half_model_returns_its_dtype():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2)).half()
+    fp32_island(model[1], outputs=F16)
+    assert model(torch.ones(1, 2, dtype=F16)).dtype is F16
+    assert model[1].weight.dtype is F32
+
+
+def test_a_second_call_changes_nothing():
+    module = fp32_island(torch.nn.Linear(2, 1))
+    first = module.forward
+    assert fp32_island(module).forward is first
+
+
+def test_an_island_without_weights_runs_where_its_input_is():
+    softmax = fp32_island(torch.nn.Softmax(-1))
+    with torch.autocast("cpu", BF16):
+        assert softmax(torch.ones(1, 2, dtype=BF16)).dtype is F32
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_a_copy_of_a_cast_model_uses_its_own_weights(copied):
+    model, _, _ = initialize(torch.nn.Linear(2, 1), None, "O2")
+    other = copied(model)
+    with torch.no_grad():
+        other.weight.zero_()
+        other.bias.zero_()
+    x = torch.ones(1, 2)
+    assert other(x).item() == 0.0
+    assert model(x).item() != 0.0
+
+
+def test_names_class_and_signature_are_those_of_the_model():
+    model = torch.nn.Linear(2, 1)
+    keys = list(model.state_dict())
+    initialize(model, None, "O2")
+    assert list(model.state_dict()) == keys
+    assert type(model) is torch.nn.Linear
+    assert list(inspect.signature(model.forward).parameters) == ["input"]
+
+
+def test_a_forward_that_was_replaced_before_is_called():
+    model = torch.nn.Linear(2, 1)
+    model.forward = lambda x: x + 1
+    model.forward = CastForward(model, inputs=F16)
+    assert model(torch.ones(1)).dtype is F16
+    assert list(inspect.signature(model.forward).parameters) == ["x"]
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_a_compiled_model_is_one_graph_with_the_same_result(level):
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
+    initialize(model, None, level)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.randn(2, 3)
+    assert torch.equal(compiled(x), model(x))
+
+
+def test_a_compiled_island_is_one_graph():
+    torch._dynamo.reset()
+    module = fp32_island(torch.nn.Linear(2, 1))
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    with torch.autocast("cpu", BF16):
+        assert compiled(torch.ones(1, 2, dtype=BF16)).dtype is F32
+
+
+def test_hooks_of_the_model_see_what_goes_in_and_comes_out():
+    model, _, _ = initialize(torch.nn.Linear(2, 1), None, "O2")
+    seen = []
+    model.register_forward_hook(lambda m, a, out: seen.append((a[0].dtype, out.dtype)))
+    model(torch.ones(1, 2))
+    assert seen == [(F32, F32)]
