@@ -95,6 +95,9 @@ class DynamicScale:
     Either way the scale is then clipped to [min_scale, max_scale]; growth that is
     infinite in f32 leaves it as it is, as in torch.
 
+    `gradscale.torch.device_state.update_kernel` restates this rule in one kernel; tests
+    compare the two.
+
     With a tolerance, one overflow in every 1 / tolerance steps is forgiven: the step
     is skipped, the count restarts, the scale stays. Every further one backs off.
 

@@ -178,7 +178,8 @@ def _clip(norm: jax.Array, max_norm: float | None) -> list[jax.Array]:
     """Return the factor that clips the norm to `max_norm`; empty without `max_norm`."""
     if max_norm is None:
         return []
-    # Exactly 1 up to max_norm, and with a derivative even where the norm is 0.
+    # As in optax; torch adds 1e-6 to the norm. Exactly 1 up to max_norm, and with a
+    # derivative even where the norm is 0.
     return [max_norm / jnp.maximum(norm, max_norm)]
 
 

@@ -2,7 +2,8 @@
 
 A new verdict needs a member of `gradscale.core.records.Verdict`, a row here, an entry
 in `gradscale.judge.catalogue` and, if it is reported, a builder in
-`gradscale.judge.build` with its causes in `gradscale.judge.causes`.
+`gradscale.judge.build`, called by `gradscale.judge.judge`, with its causes in
+`gradscale.judge.causes`.
 """
 
 from collections.abc import Callable, Mapping

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradscale.errors import StateError
 
-# Goes up when a reader of the older version would misread the file.
+# Goes up with every change of the tables: readers compare them with these.
 SCHEMA = 1
 # "gsrf" in the header of the SQLite file marks a run file.
 APPLICATION_ID = 0x67737266

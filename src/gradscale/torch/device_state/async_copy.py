@@ -49,7 +49,7 @@ class AsyncTensor:
 
 
 class AsyncFlag:
-    """One flag, copied to the host before the operations that follow are queued.
+    """One flag, whose copy to the host is enqueued at once: reading waits for it alone.
 
     Not for use while a graph is being captured or compiled.
 

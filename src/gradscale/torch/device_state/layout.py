@@ -36,7 +36,8 @@ class Kept(NamedTuple):
 class StepFacts(NamedTuple):
     """What one step adds to a row; f32[] each on the device.
 
-    Flags are 0 in a healthy step. The first three are what a tally counts.
+    `skipped`, `found` and `norm_found` are 0 in a healthy step. The first three are
+    what a tally counts.
 
     Attributes:
         read: 1 if some gradient was read.

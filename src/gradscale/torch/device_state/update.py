@@ -63,8 +63,8 @@ def update_(
         hold_on_bad_loss: Keep the scale while the loss itself is not finite.
         forced_scale: f32[], taken instead of the rule's if it is within the bounds.
         kernels: Whether one kernel may do all of it; it can for one optimizer.
-        rule_skip: f32[], what the rule sees as the skip where it is not that of the
-            steps: 1 if the loss that this scale multiplies was not finite, else 0.
+        rule_skip: f32[], overrides the skip that the policy observes; with several
+            losses, 1 if the one that this scale multiplies was not finite, else 0.
     """
     alone = len(steps) == 1
     plain = forced_scale is not None or rule_skip is not None

@@ -29,7 +29,7 @@ def update_one_(
     step: Any,
     hold_on_bad_loss: bool,
 ) -> None:
-    """Do what `device_state.update.update_` does for one optimizer, without a scale.
+    """Do what `device_state.update.update_` does for one optimizer and no forced scale.
 
     In place, no host sync. All tensors are on one device.
 

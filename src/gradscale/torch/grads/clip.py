@@ -20,7 +20,7 @@ class Clip(NamedTuple):
 
     Attributes:
         norm: f32[], the norm of the unscaled gradients.
-        coef: f32[], in [0, 1]: what the gradients are still to be multiplied by.
+        coef: f32[], in [0, 1]: the factor still to apply; 1 once applied.
         found: f32[], 1 if the norm or the multiplier is not a usable f32, else 0.
     """
 
@@ -110,7 +110,7 @@ def check_max_norm(max_norm: float, norm_type: float) -> tuple[float, float]:
 
 
 def split_target(target: Any) -> tuple[list[Any], list[Tensor]]:
-    """Return (optimizers, parameters) that `target` stands for."""
+    """Split `target` into optimizers and parameters."""
     if isinstance(target, Tensor):
         return [], [target]
     if getattr(target, "param_groups", None) is not None:

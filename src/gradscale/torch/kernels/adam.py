@@ -2,7 +2,7 @@
 
 One kernel body, compiled in two ways.
 
-Own optimizers: computes what `reference.adam_` does. Each gradient, moment and
+Own optimizers: computes what `plain.adam_` does. Each gradient, moment and
 parameter is read once and written once; gradients are written only with `write_back`.
 
 EXACT: gives the bits of torch's fused Adam and AdamW on CUDA, its reference. Every
@@ -54,7 +54,7 @@ def launch_(
         table: Rows: parameters, gradients, exp_avg, exp_avg_sq, then max_exp_avg_sq
             and masters where there are any, then step counts.
         param_dtype, grad_dtype: f32, f16 or bf16.
-        config, amp: As in `reference.adam_`.
+        config, amp: As in `plain.adam_`.
         masters, amsgrad: Whether there are such rows.
         powers: f32[2], the betas raised to the step count of the first tensor: launches
             the EXACT kernel, for f32 tensors without masters.

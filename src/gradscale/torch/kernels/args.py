@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-# The number of elements that a program of an optimizer pass processes: swept in
+# Elements of a Triton program of an optimizer pass; chosen by the sweep in
 # benchmarks/results/kernels_h200.json.
 CHUNK = 1024
 

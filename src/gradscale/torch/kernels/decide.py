@@ -3,7 +3,7 @@
 Each program gathers the results of several small tensors, or a slice of those of a
 large one; the program that ends last puts the slices together and decides.
 
-Computes what `reference.decide` does: the norm of the unscaled gradients, the clip
+Computes what `plain.decide` does: the norm of the unscaled gradients, the clip
 coefficient, whether to skip, and the two numbers that fold unscaling and clipping into
 an optimizer's pass.
 """
@@ -182,7 +182,7 @@ def _store(
         norm_found = tl.where(usable, 0.0, 1.0)
     multiplier = inverse * coef
     grad_scale = tl.div_rn(scale, coef)
-    # As stored: rounding is monotonic, so the peak answers for all. A product and a
+    # As stored. Rounding is monotonic: if the peak stays finite, all do. A product and a
     # quotient may differ in the last bit.
     times = (amax * multiplier).to(DTYPE).to(tl.float32)
     over = tl.div_rn(amax, grad_scale).to(DTYPE).to(tl.float32)

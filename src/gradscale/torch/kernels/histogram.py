@@ -1,6 +1,6 @@
 """Exponent histograms of many tensors, in one read.
 
-The same integers as `reference.count_tensors`, in every run: only integers are added.
+The same integers as `plain.count_tensors`, in every run: only integers are added.
 Nothing is written to the tensors.
 """
 

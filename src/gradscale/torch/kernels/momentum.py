@@ -1,6 +1,6 @@
 """One pass of SGD or Lion over many tensors: unscale, update, or skip.
 
-Computes what `reference.sgd_` and `reference.lion_` do. Each tensor is read once and
+Computes what `plain.sgd_` and `plain.lion_` do. Each tensor is read once and
 written once; gradients are written only with `write_back`. If `found_inf` is set,
 nothing else is read or written.
 """
@@ -43,7 +43,7 @@ def launch_(
         table: Rows: parameters, gradients, then momenta, masters and steps, each where
             there are any.
         param_dtype, grad_dtype: f32, f16 or bf16.
-        config, amp: As in `reference.sgd_` and `reference.lion_`.
+        config, amp: As in `plain.sgd_` and `plain.lion_`.
         masters, momenta, steps: Whether there are such rows.
     """
     lr, scale, found = config.lr, amp.grad_scale, amp.found_inf

@@ -100,7 +100,7 @@ def read_tensors(tensors: Sequence[Tensor]) -> TensorStats:
 
 
 def clip_to(norm: Tensor, max_norm: float, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coefficient that clips, and 1 if nothing can be clipped by it, else 0.
+    """Return the clip coefficient, and 1 if it or the norm is not usable, else 0.
 
     Args:
         norm: f32[], the norm of the unscaled gradients.

@@ -74,8 +74,9 @@ class LossScales:
 
         Args:
             skips: f32[] each, 1 where an optimizer's step is skipped.
-            plain: A loss was also scaled by `scale()`. Its gradients are told from
-                those of others by the sum alone.
+            plain: A loss was also scaled by `scale()`. Only the sum of its gradients
+                and those of others is known, so it counts as not finite only if no
+                other loss was.
         """
         if MAIN in self.found:
             return self.found[MAIN]
