@@ -182,8 +182,8 @@ def _store(
         norm_found = tl.where(usable, 0.0, 1.0)
     multiplier = inverse * coef
     grad_scale = tl.div_rn(scale, coef)
-    # As stored. Rounding is monotonic: if the peak stays finite, all do. A product and a
-    # quotient may differ in the last bit.
+    # As stored. Rounding is monotonic: if the peak stays finite, all elements do. A
+    # product and a quotient may differ in the last bit.
     times = (amax * multiplier).to(DTYPE).to(tl.float32)
     over = tl.div_rn(amax, grad_scale).to(DTYPE).to(tl.float32)
     found = tl.where(_is_finite(times) & _is_finite(over), 0.0, 1.0)
