@@ -12,7 +12,7 @@ demo: .venv/.demo
 	$(PY) -m gradscale demo
 
 test: lint
-	$(PY) -m pytest -n 2 --dist loadfile
+	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.dev
 	$(PY) -m ruff format --check .

@@ -85,18 +85,52 @@ def unchanged(alone, run):
     return (run.returncode, run.stdout) == (alone.returncode, alone.stdout)
 
 
+def assert_same_and_recorded(alone, run, files, steps):
+    """Assert that a recorded script did what it does alone, and has its steps."""
+    assert "0x1." in alone.stdout, alone.stderr
+    assert unchanged(alone, run)
+    with open_run(files / "run.gs") as record:
+        rows = list(record.steps())
+        assert record.meta["end"]["state"] == "exit"
+    assert [row.step for row in rows] == list(range(1, steps + 1))
+    skipped = sum(not row.applied for row in rows)
+    # On a GPU the libraries' own first scale may fit.
+    assert (0 if CUDA else 1) <= skipped < steps
+    skips = f", {skipped} skipped," if skipped else ""
+    # A script that uses no float16 has a finding.
+    assert run.stderr.splitlines()[-1].replace("doctor", "report") == (
+        f"gradscale: {steps} steps{skips} recorded in records/run.gs. "
+        "Next: gradscale report records/run.gs"
+    )
+    # Workers and other ranks write nothing.
+    assert [path.name for path in files.iterdir()] == ["run.gs"]
+
+
+@pytest.fixture(scope="module")
+def plain_loop(tmp_path_factory):
+    """Return the plain loop alone and recorded, and the folder of its record."""
+    folder = tmp_path_factory.mktemp("plain_loop")
+    device = ("--device", "cuda" if CUDA else "cpu")
+    command = (HERE / "plain_loop.py", "--exit-code", "3", *device)
+    return ended(folder, *command), *recorded(folder, *command)
+
+
+def test_a_plain_loop_is_recorded_and_its_losses_are_the_same_bit_by_bit(plain_loop):
+    assert_same_and_recorded(*plain_loop, steps=30)
+
+
+def test_culprits_have_the_names_of_a_model_that_was_not_passed(plain_loop):
+    _, _, files = plain_loop
+    with open_run(files / "run.gs") as record:
+        parameters = record.meta["parameters"]
+        [first, *_] = record.events()
+    assert parameters == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert first.where in parameters
+
+
 @pytest.mark.parametrize(
     ("command", "steps"),
     [
-        pytest.param(
-            [
-                HERE / "plain_loop.py",
-                *("--exit-code", "3"),
-                *("--device", "cuda" if CUDA else "cpu"),
-            ],
-            30,
-            id="plain loop",
-        ),
         pytest.param(
             [HERE / "lightning_fit.py"], 30, id="lightning", marks=needs("lightning")
         ),
@@ -122,33 +156,7 @@ def test_a_foreign_script_is_recorded_and_its_losses_are_the_same_bit_by_bit(
     tmp_path, command, steps
 ):
     alone = ended(tmp_path, *command)
-    run, files = recorded(tmp_path, *command)
-    assert "0x1." in alone.stdout, alone.stderr
-    assert unchanged(alone, run)
-    with open_run(files / "run.gs") as record:
-        rows = list(record.steps())
-        assert record.meta["end"]["state"] == "exit"
-    assert [row.step for row in rows] == list(range(1, steps + 1))
-    skipped = sum(not row.applied for row in rows)
-    # On a GPU the libraries' own first scale may fit.
-    assert (0 if CUDA else 1) <= skipped < steps
-    skips = f", {skipped} skipped," if skipped else ""
-    # A script that uses no float16 has a finding.
-    assert run.stderr.splitlines()[-1].replace("doctor", "report") == (
-        f"gradscale: {steps} steps{skips} recorded in records/run.gs. "
-        "Next: gradscale report records/run.gs"
-    )
-    # Workers and other ranks write nothing.
-    assert [path.name for path in files.iterdir()] == ["run.gs"]
-
-
-def test_culprits_have_the_names_of_a_model_that_was_not_passed(tmp_path):
-    _, files = recorded(tmp_path, HERE / "plain_loop.py")
-    with open_run(files / "run.gs") as record:
-        parameters = record.meta["parameters"]
-        [first, *_] = record.events()
-    assert parameters == ["0.weight", "0.bias", "2.weight", "2.bias"]
-    assert first.where in parameters
+    assert_same_and_recorded(alone, *recorded(tmp_path, *command), steps)
 
 
 def test_a_scaler_is_recorded_under_every_import_name_and_keeps_its_class(tmp_path):

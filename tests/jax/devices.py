@@ -38,7 +38,7 @@ from gradscale.jax import (
 
 COUNT = 8
 SEATS = range(COUNT)
-STEPS = 100
+STEPS = 40
 # Long enough to grow, to back off and to clip, where a step takes long.
 SOME = 16
 ROWS = 16
@@ -579,14 +579,26 @@ def one_bad_element(name, leaf, word, seat):
     }
 
 
+def bad_elements():
+    """Return (layout, leaf, word, seat): each leaf bad on each device, in each layout.
+
+    The words take turns: each meets each layout, each leaf and each device.
+    """
+    layouts, leaves, words = ("first", "last", "both"), ("table", "big"), list(BAD)
+    return [
+        (layout, leaf, words[(i + j + seat) % len(words)], seat)
+        for i, layout in enumerate(layouts)
+        for j, leaf in enumerate(leaves)
+        for seat in SEATS
+    ]
+
+
 for _name in LAYOUTS:
     case("automatic", f"run-{_name}", _name)(automatic_run)
     case("automatic", f"donation-{_name}", _name)(automatic_donation)
 for _name in ("first", "last", "both"):
     case("automatic", f"observe-{_name}", _name)(read_collectives)
-for _place in itertools.product(
-    ("first", "last", "both"), ("table", "big"), BAD, SEATS
-):
+for _place in bad_elements():
     case("automatic", "-".join(map(str, _place)), *_place)(one_bad_element)
 
 

@@ -81,7 +81,7 @@ def test_another_policy_gives_other_scales():
 
 # A thousand traces by each of two routes. Each policy is a program of its own; that of
 # `loss_scaled` takes twice as long to compile, and has the same rule in it.
-POLICIES = {"update": 20, "loss_scaled": 5}
+POLICIES = {"update": 10, "loss_scaled": 4}
 
 
 @pytest.mark.parametrize(

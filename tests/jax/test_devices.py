@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tests.jax.devices import (
-    BAD,
     COUNT,
     GROUPS,
     LAYOUTS,
@@ -20,6 +19,7 @@ from tests.jax.devices import (
     SEATS,
     SOME,
     STEPS,
+    bad_elements,
     expected_scales,
     finite_flags,
     run_alone,
@@ -317,10 +317,7 @@ def test_gradients_without_a_bad_element_are_finite(automatic, layout):
     assert shown(automatic, f"observe-{layout}")["finite"] is True
 
 
-@SEAT
-@SHARDED
-@pytest.mark.parametrize("word", BAD)
-@pytest.mark.parametrize("leaf", ["table", "big"])
+@pytest.mark.parametrize(("layout", "leaf", "word", "seat"), bad_elements())
 def test_one_bad_element_in_one_shard_is_seen(automatic, layout, leaf, word, seat):
     seen = shown(automatic, f"{layout}-{leaf}-{word}-{seat}")
     assert len(seen["bad_shards"]) == 1

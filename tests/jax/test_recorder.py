@@ -290,7 +290,8 @@ def random_trace(rng, interval):
 
 
 @pytest.mark.filterwarnings("ignore::gradscale.GradscaleWarning")
-@pytest.mark.parametrize("seed", range(6))
+# Each interval, and each kind of trouble for 15 steps.
+@pytest.mark.parametrize("seed", [0, 4, 5])
 def test_records_verdicts_and_findings_are_those_of_pytorch(seed):
     rng = random.Random(seed)
     policy = DynamicScale(growth_interval=rng.choice([1, 2, 3]))

@@ -16,7 +16,8 @@ import pytest
 from gradscale.runfile import open_run
 from tests.runfile import killed
 
-KILLS = 50
+# Each journal, pace and reader at least twice, and four that live long.
+KILLS = 28
 # The moments differ from run to run of the suite on purpose; a failure names its own.
 MOMENTS = random.Random()
 

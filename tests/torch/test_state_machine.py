@@ -330,7 +330,7 @@ class Shell(RuleBasedStateMachine):
 
 
 Shell.TestCase.settings = settings(
-    max_examples=250,
+    max_examples=120,
     stateful_step_count=50,
     database=None,
     deadline=None,

@@ -58,6 +58,9 @@ def test_a_recorded_run_gives_the_scales_of_the_rule(device, run):
     case, plain = UpdateCase(policy, device, "triton"), policy.init_state()
     with (DATA / f"{run}.csv").open(encoding="utf-8") as file:
         exponents = [int(row["log2_safe"]) for row in csv.DictReader(file)]
+    if device.type == "cpu":
+        # The interpreter takes long for a step; four scales and overflows are in these.
+        exponents = exponents[:200]
     scales, expected = [], []
     for exponent in exponents:
         finite = plain.scale <= 2.0**exponent

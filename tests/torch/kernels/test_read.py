@@ -40,12 +40,14 @@ def test_any_number_of_tensors_is_read(device, dtype, count):
     assert_exact([t.to(dtype) for t in values(sizes, device)])
 
 
-def test_a_thousand_tensors_are_read(device, monkeypatch):
+def test_hundreds_of_tensors_are_read(device, monkeypatch):
+    count = 1000
     if device.type == "cpu":
         # The interpreter takes long for every element of a chunk.
         for module in (reading, deciding):
             monkeypatch.setattr(module, "CHUNK", 16)
-    assert_exact(values([1 + i % 13 for i in range(1000)], device))
+        count = 300
+    assert_exact(values([1 + i % 13 for i in range(count)], device))
 
 
 def test_more_chunks_than_one_program_adds_up_at_once(device, monkeypatch):
