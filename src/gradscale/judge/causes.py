@@ -161,6 +161,13 @@ def _input_is_large(seen: Evidence) -> bool:
     return large and not weights_grown(seen)
 
 
+def _is_loss_alone(seen: Evidence) -> bool:
+    """The loss was not finite and its gradients were; a bad input makes both bad."""
+    applied = seen.get("applied", 0)
+    enough = 1 if seen.get("loss") == "inf" else seen.get("steps", 1)
+    return forward(seen) and applied >= enough
+
+
 def _kind(kind: str) -> Callable[[Evidence], bool]:
     return lambda seen: seen.get("place_kind") == kind and not seen.get("place_instead")
 
@@ -536,14 +543,19 @@ LOSS = Cause(
 )
 LOSS_VALUE = Cause(
     "loss-op",
-    lambda seen: seen.get("loss") == "inf" and seen.get("applied", 0) > 0,
-    "the loss overflows its dtype, and its gradients do not",
+    _is_loss_alone,
+    "the loss is not finite and its gradients are",
     _fixed("the loss"),
     (
         Advice(
-            always,
+            lambda seen: seen.get("loss") != "nan",
             "Compute the loss in float32, and as a mean instead of a sum: "
             "loss_function(output.float(), target).",
+        ),
+        Advice(
+            lambda seen: seen.get("loss") != "inf",
+            "Look for a mean over no elements, 0/0: a batch whose labels are all "
+            "ignored, or whose mask is empty.",
         ),
         APPLIED,
     ),

@@ -9,6 +9,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
-from gradscale.torch.locate.autograd_graph import nodes_of
+from gradscale.torch.locate.autograd_graph import leaf_behind, nodes_of
 from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.names import names_of
 from gradscale.torch.step.dispatch import StepMode
@@ -34,6 +35,8 @@ SETUP = 4
 PARAMS = 4
 # Norms from which on their spread means something.
 ENOUGH = 3
+# Operations between a cast and the parameters of its layer.
+NEAR = 3
 # Names of parameters that are recorded.
 MOST_NAMES = 20
 _HALF = (torch.float16, torch.bfloat16)
@@ -113,6 +116,10 @@ class LoopCheck:
         self._norms: list[float] = []
         self._peaks: list[float] = []
         self._shrunk = 0.0
+        # The next scaled loss is searched for casts; the parameters behind each, and
+        # whether its gradient was not 0 before and after.
+        self._search_casts = False
+        self._casts: list[tuple[list[Tensor], AsyncTensor]] = []
         # Parameters with a gradient when model and optimizers were last compared.
         self._live = -1
         self._dtype: str | None = None
@@ -135,6 +142,10 @@ class LoopCheck:
         if self._handle is not None:
             self._handle.remove()
 
+    def watch_casts(self) -> None:
+        """Observe in the next update which casts to float16 flush gradients to 0."""
+        self.due = self._search_casts = True
+
     # --- Called by the scaler, in sampled updates -------------------------------------
 
     def scaled(self, scaled: Tensor, loss: Tensor, iteration: Iteration) -> None:
@@ -144,6 +155,11 @@ class LoopCheck:
         if self._dtype is None:
             self._dtype = half_dtype(loss)
         self._scaled += 1
+        if self._search_casts:
+            self._search_casts = False
+            for node in nodes_of([loss]):
+                if node.name().startswith("ToCopyBackward"):
+                    node.register_hook(partial(self._on_cast, params_behind(node)))
         params = [p for step in iteration.settled.values() for p in _some_of(step)]
 
         def before(_: tuple[Tensor | None, ...]) -> None:
@@ -171,6 +187,19 @@ class LoopCheck:
                     self._added[key] = self._added.get(key, 0) + 1
 
         scaled.grad_fn.register_prehook(before)
+
+    def _on_cast(
+        self,
+        params: list[Tensor],
+        passed: tuple[Tensor | None, ...],
+        given: tuple[Tensor | None, ...],
+    ) -> None:
+        before, after = given[0], passed[0]
+        if not params or before is None or after is None:
+            return
+        if after.dtype in _HALF and before.dtype not in _HALF:
+            both = torch.stack([before.count_nonzero(), after.count_nonzero()])
+            self._casts.append((params, AsyncTensor(both)))
 
     def before_read(self, step: OptimizerStep) -> None:
         """Compare the gradients of an optimizer before the scaler touches them."""
@@ -234,6 +263,8 @@ class LoopCheck:
         """
         if self.due:
             self._count(update, scale)
+        if self._casts:
+            self._report_casts(update, steps)
         if update == SETUP:
             self._check_setup(update, steps)
         if self._handle is not None and update >= SETUP:
@@ -274,6 +305,18 @@ class LoopCheck:
         faults = set(counts) - {"looks", "renewed"}
         if any(data[name] for name in (*faults, "direct_steps")):
             self._observe(update, data)
+
+    def _report_casts(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
+        """Report the layers whose gradients a cast has flushed. Syncs."""
+        found: dict[str, list[str]] = {"flushed": [], "unreached": []}
+        sources = tuple(s for step in steps.values() for s in step.name_sources)
+        for params, counts in self._casts:
+            before, after = counts.values().tolist()
+            if not after:
+                names = names_of(params, sources)
+                found["flushed" if before else "unreached"] += names[:MOST_NAMES]
+        self._casts = []
+        self._observe(update, {"observed": "casts", **found})
 
     def _check_setup(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
         """Compare the parameters of the model with those of the optimizers."""
@@ -369,6 +412,23 @@ def named_params(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
                 if isinstance(each, torch.nn.Module):
                     path = ".".join(filter(None, (prefix, attribute, str(key))))
                     yield from each.named_parameters(path)
+
+
+def params_behind(node: Any) -> list[Tensor]:
+    """Return the parameters that the gradient of a node reaches first.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> node = layer(torch.ones(1, 2)).double().grad_fn
+    >>> [tuple(param.shape) for param in params_behind(node)]
+    [(1,), (1, 2)]
+    """
+    layer = [node]
+    for _ in range(NEAR):
+        layer = [each for at in layer for each, _ in at.next_functions if each]
+        leaves = [leaf for each in layer if (leaf := leaf_behind(each)) is not None]
+        if leaves:
+            return leaves
+    return []
 
 
 def _sizes_of(step: OptimizerStep) -> tuple[Tensor, Tensor] | None:
