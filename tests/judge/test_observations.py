@@ -176,7 +176,7 @@ CLIPPED = {
 }
 SCALER = {"observed": "scaler", "same_optimizer": True}
 DIVIDED = {**CLIPPED, "norm_spread": 3.0, "norm": 9.0, "shrunk": 2.0**16}
-UNCLEARED = {**LOOP, "looks": 10, "uncleared": 10}
+UNCLEARED = {**LOOP, "looks": 9, "uncleared": 9}
 # Each code, the events that show it, and a change of the last one after which it does
 # not show.
 SHOWN = [
@@ -192,8 +192,8 @@ SHOWN = [
     ("GS114", [{**LOOP, "unscaled": 3}], {"looks": 6}),
     ("GS115", [{**LOOP, "direct_steps": 1}], {"direct_steps": 0}),
     ("GS104", [{**LOOP, "late_backward": 1}], {"late_backward": 0}),
-    ("GS116", [UNCLEARED], {"looks": 9, "uncleared": 9}),
-    ("GS116", [UNCLEARED], {"uncleared": 9}),
+    ("GS116", [UNCLEARED], {"looks": 8, "uncleared": 8}),
+    ("GS116", [UNCLEARED], {"uncleared": 8}),
     ("GS116", [UNCLEARED], {"renewed": 1}),
     ("GS122", [{**UNCLEARED, "renewed": 1}], {"renewed": 0}),
     ("GS122", [{**LOOP, "looks": 8, "uncleared": 5}], {"uncleared": 4}),

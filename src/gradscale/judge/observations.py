@@ -21,7 +21,7 @@ MISUSED_SHARE = 0.6
 # Sampled steps in which gradients must not have been cleared, and those after which a
 # window of micro-batches would have ended.
 UNCLEARED_LOOKS = 6
-WINDOW_LOOKS = 10
+WINDOW_LOOKS = 9
 # Notes on what could not be judged that are kept.
 MOST_UNJUDGED = 8
 # Names listed in a finding.

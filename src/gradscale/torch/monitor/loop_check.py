@@ -1,7 +1,7 @@
 """Samples how the training loop uses the scaler: backward, writes, clears, steps.
 
-Wrong use is systematic, so a few updates suffice: the second to the eighth, three more
-up to the 34th, then every 64th. No value is read from the device; identities and
+Wrong use is systematic, so a few updates suffice: the second to the eighth, the 21st
+and the 34th, then every 64th. No value is read from the device; identities and
 versions of gradients are compared, and three numbers are copied without waiting.
 """
 
@@ -27,7 +27,7 @@ from gradscale.torch.step.optimizer_step import OptimizerStep
 
 # The updates before those that are sampled: the first ones but one, some that a window
 # of micro-batches does not fit between, then every EVERY-th.
-FIRST = frozenset((*range(1, 8), 12, 20, 33))
+FIRST = frozenset((*range(1, 8), 20, 33))
 EVERY = 64
 # The update after which model and optimizers are compared, and in every later sample.
 SETUP = 4
@@ -261,8 +261,10 @@ class LoopCheck:
             scale: The scale, as last known on the host.
             steps: What each optimizer has done.
         """
+        params = [p for step in steps.values() for p in _some_of(step)]
         if self.due:
             self._count(update, scale)
+            self._looked = _marks(params)
         if self._casts:
             self._report_casts(update, steps)
         if update == SETUP:
@@ -276,8 +278,7 @@ class LoopCheck:
         self._after_backward, self._added, self._unused = {}, {}, []
         self._raw = {}
         if self.due:
-            params = [p for step in steps.values() for p in _some_of(step)]
-            self._after_step = self._looked = _marks(params)
+            self._after_step = _marks(params)
 
     def _count(self, update: int, scale: float) -> None:
         counts = self._counts
