@@ -314,7 +314,9 @@ class Judge:
             skips = Window(episode.since, steps=episode.steps, skips=episode.lost)
             finding = build.frequent_skips(context, episode, skips, fixed=False)
         elif (
-            episode.spared >= GENUINE_STEPS
+            # Without a step that was taken it is for GS208 to decide.
+            episode.taken
+            and episode.spared >= GENUINE_STEPS
             and episode.spared_bits >= GENUINE_BITS_NAN
             and "GS211" not in episode.reported
         ):

@@ -107,6 +107,8 @@ class LoopCheck:
         self._scaled = self._backwards = 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared: set[int] = set()
+        # Parameters whose gradients were not cleared before some sampled update.
+        self._left: set[int] = set()
         # Gradients of the sampled update before.
         self._looked: dict[int, _Mark] = {}
         # The norm at the end of the last scaled backward, by optimizer.
@@ -208,8 +210,12 @@ class LoopCheck:
         self._compared.add(id(step))
         self._unused = []
         params = [p for p in _some_of(step) if p.grad is not None]
-        self._left_over = self._left_over or any(map(self._is_left, params))
-        self._renewed = self._renewed or any(map(self._is_renewed, params))
+        # Some parameters may be cleared and others not.
+        renewed = any(id(p) in self._left and self._is_renewed(p) for p in params)
+        self._renewed = self._renewed or renewed
+        left = {id(param) for param in params if self._is_left(param)}
+        self._left_over = self._left_over or bool(left)
+        self._left |= left
         known = [p for p in _some_of(step) if id(p) in self._after_backward]
         marks = [(p.grad, self._after_backward[id(p)]) for p in known]
         if marks and all(grad is None for grad, _ in marks):
