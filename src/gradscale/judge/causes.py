@@ -18,6 +18,9 @@ LARGEST = 65504.0
 FEW_BATCHES = 3
 # Factor by which the largest weight must have grown to blame the updates.
 WEIGHTS_GROWN = 8.0
+# Factor above its first value from which on a loss tells of the learning rate although
+# gradients have grown: a recurrence that explodes raised it 27 times, a rate 128 times.
+DIVERGED_FAR = 64.0
 # Factor by which a layer may multiply independent inputs: usual initialisations have 1
 # to 2, and a few such layers in a row leave float16.
 LARGE_GAIN = 8.0
@@ -452,6 +455,11 @@ LEARNING_RATE = Cause(
         ),
     ),
 )
+DIVERGED = LEARNING_RATE._replace(
+    when=lambda seen: (
+        seen.get("loss_mean", 0.0) >= DIVERGED_FAR * seen.get("loss_start", 0.0) > 0.0
+    )
+)
 AMPLIFIED = Cause(
     "gradient-growth",
     lambda seen: "amplified_bits" in seen,
@@ -729,8 +737,9 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         ),
     ),
     "GS204": (
-        LEARNING_RATE,
+        DIVERGED,
         GROWTH,
+        LEARNING_RATE,
         *_row(
             "norm-overflow",
             Advice(
@@ -792,8 +801,9 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
     ),
     "GS210": (
         AMPLIFIED,
-        LEARNING_RATE,
+        DIVERGED,
         GROWTH,
+        LEARNING_RATE,
         *_row(
             "falling-scale",
             KNOWN_PATTERN,
