@@ -15,6 +15,7 @@ BATCH = {
     "place_module": "",
     "place_direction": "forward",
     "place_tensor": "input",
+    "place_given": True,
     "place_kind": "nan",
     "place_word": "NaN",
     "place_instead": "",
@@ -25,10 +26,12 @@ PLACE = {
     "place_at": "module 'pool' (Pool)",
     "place_module": "pool",
     "place_tensor": "output",
+    "place_given": False,
 }
 LOSS = {"since": 90, "loss": "nan", "steps": 10, "applied": 0, "finite_before": True}
 GRADIENTS = {"since": 90, "nan": False, "scale": "2^8"}
 GREW = {"weight_from": 1.0, "weight_to": 8.0, "at_rate": ""}
+LARGE = {**PLACE, "place_gain": 8.0, "weight_from": 1.0, "weight_to": 1.5}
 # Each cause, evidence that shows it, and a change after which it shows no more.
 SHOWN = [
     (causes.NEVER_CLEARED, {"uncleared": True}, {"uncleared": False}),
@@ -40,8 +43,11 @@ SHOWN = [
         {"float16_params": 0},
     ),
     (causes.BUFFERS, {**LOSS, "buffers": "bn.running_mean"}, {"buffers": ""}),
-    (causes.BATCH, BATCH, {"place_tensor": "output"}),
-    (causes.BATCH, BATCH, {"place_module": "pool"}),
+    (causes.BATCH, BATCH, {"place_given": False}),
+    (causes.BATCH, BATCH, {"place_was_float16": True}),
+    (causes.CAST, {**BATCH, "place_was_float16": True}, {"place_was_float16": False}),
+    (causes.LARGE_WEIGHTS, LARGE, {"place_gain": 7.9}),
+    (causes.LARGE_WEIGHTS, LARGE, {"weight_to": 1.6}),
     (causes.INPUT_RANGE, {**LOSS, "place_peak": 65520.0}, {"place_peak": 65504.0}),
     (causes.SCALE, {"scale_blamed": True}, {"scale_blamed": False}),
     (causes.SCALE, {"scale_blamed": True}, LOSS),
@@ -61,6 +67,7 @@ SHOWN = [
     (causes.LOSS, {**PLACE, "place_module": ""}, {"place_module": "pool"}),
     (causes.LOSS_VALUE, {**LOSS, "loss": "inf", "applied": 1}, {"applied": 0}),
     (causes.LOSS_VALUE, {**LOSS, "loss": "inf", "applied": 1}, {"loss": "nan"}),
+    (causes.LOSS_VALUE, {**LOSS, "applied": 10}, {"applied": 9}),
     (
         causes.BACKWARD,
         {**PLACE, "place_direction": "backward"},
@@ -178,6 +185,7 @@ def test_advice_and_reasons_are_filled_in_with_evidence_that_findings_have():
     names = {name for parts in parsed for _, name, _, _ in parts} - {None}
     assert names == {
         *("applied", "at_rate", "buffers", "culprit", "culprits", "direct_steps"),
+        *("amplified_bits", "bits", "loss_value", "place_gain"),
         *("every", "fits", "float16_params", "gradients_grown_bits", "growths"),
         *("headroom_bits", "loss_last", "loss_low", "loss_mean", "loss_start", "of"),
         *("place", "place_at", "place_instead", "place_peak", "place_step"),

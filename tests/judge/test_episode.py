@@ -14,11 +14,11 @@ USELESS = GOOD._replace(loss_finite=False, loss=math.inf)
 
 def episode_of(*records, **fields):
     """Return an episode of these steps, from step 1 on at 2^16."""
-    given = {"headroom": None, "fresh": False, **fields}
+    given = {"headroom": None, "raised": False, "sought": False, **fields}
     episode = Episode(since=1, scale_from=2.0**16, **given)
     for step, record in enumerate(records, start=1):
         if is_lost(record):
-            episode.add_lost(record._replace(step=step), ())
+            episode.add_lost(record._replace(step=step), (), None)
         else:
             episode.add_finite()
     return episode
@@ -106,9 +106,20 @@ def test_a_row_knows_its_nans_and_the_steps_after_the_last():
     assert (again.nan, again.after_nan) == (0, 1)
 
 
+def test_steps_with_much_headroom_are_counted_with_their_fall():
+    episode = episode_of(BAD)
+    for bits, headroom in enumerate((11.9, 12.0, 20.0)):
+        scale = 2.0 ** (16 - bits)
+        episode.add_lost(BAD._replace(scale=scale), (), headroom)
+    assert (episode.spared, episode.spared_bits) == (2, 1.0)
+    episode.add_lost(BAD._replace(grown=True), (), 20.0)
+    episode.add_lost(LOST, (), 20.0)
+    assert episode.spared == 2
+
+
 def test_the_culprits_are_those_of_the_last_step():
     episode = episode_of()
-    episode.add_lost(BAD, ("a", "b"))
+    episode.add_lost(BAD, ("a", "b"), None)
     assert (episode.culprit, episode.culprits) == ("a", 2)
-    episode.add_lost(BAD, ())
+    episode.add_lost(BAD, (), None)
     assert (episode.culprit, episode.culprits) == ("", 0)

@@ -183,6 +183,14 @@ def test_findings_of_different_codes_or_locations_are_not_merged():
     assert merge_repeats(found) == found
 
 
+def test_of_findings_that_count_all_occurrences_the_last_with_a_cause_is_kept():
+    first = repeated("GS211", step=10, since=4, cause="bad-batch", where="the batch")
+    located = repeated("GS211", step=30, since=4, cause="backward-op", where="head")
+    unknown = repeated("GS211", step=40, since=4, cause="", where="")
+    (one,) = merge_repeats([first, located, unknown])
+    assert (one.cause, one.where, one.since) == ("backward-op", "head", 4)
+
+
 def test_findings_of_one_cause_and_location_are_merged_whatever_their_codes():
     first = repeated("GS211", step=10, since=4, cause="bad-batch", where="the batch")
     last = repeated("GS203", step=30, since=28, cause="bad-batch", where="the batch")

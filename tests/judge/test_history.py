@@ -40,19 +40,19 @@ def test_a_streak_counts_from_its_first_step_and_begins_anew():
 )
 def test_episodes_recur_if_their_last_distances_are_equal(gaps, every):
     scattered, since = Scattered(), 100
-    scattered.add(Episode(since, 8.0, None, False))
+    scattered.add(Episode(since, 8.0, None, False, False))
     for gap in gaps:
         since += gap
-        scattered.add(Episode(since, 8.0, None, False))
+        scattered.add(Episode(since, 8.0, None, False, False))
     assert scattered.every == every
 
 
 def test_scattered_episodes_know_their_scales_losses_and_least_headroom():
     scattered = Scattered()
     for since, headroom, scale in ((10, None, 8.0), (30, 12.0, 4.0), (60, 14.0, 16.0)):
-        episode = Episode(since, scale, headroom, False)
+        episode = Episode(since, scale, headroom, False, False)
         bad = BAD._replace(step=since, scale=scale, nan=since == 30)
-        episode.add_lost(bad, ())
+        episode.add_lost(bad, (), None)
         scattered.add(episode)
     assert (scattered.times, scattered.lost, scattered.nan) == (3, 3, 1)
     assert (scattered.since, scattered.last, scattered.headroom) == (10, 60, 12.0)
@@ -145,6 +145,12 @@ def test_from_forty_losses_on_their_mean_tells_of_a_rise():
 def test_a_first_loss_of_0_or_below_is_never_risen_from():
     assert not with_losses(0.0, 5.0, 5.0).soared()
     assert not with_losses(-1.0, 5.0, 5.0).soared()
+
+
+def test_gradients_are_compared_with_the_loss():
+    huge = GOOD._replace(scale=2.0**-8, amax=2.0**14, loss=0.25)
+    assert history_of([huge] * 3).amplification() == 24.0
+    assert history_of([huge._replace(loss=None)]).amplification() == 0.0
 
 
 def test_a_loss_that_is_negative_is_never_called_rising():

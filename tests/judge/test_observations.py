@@ -75,9 +75,9 @@ def observed(*events):
 
 
 def episode(since, *records):
-    made = Episode(since, 8.0, None, False)
+    made = Episode(since, 8.0, None, False, False)
     for step, record in enumerate(records, start=since):
-        made.add_lost(record._replace(step=step), ())
+        made.add_lost(record._replace(step=step), (), None)
     return made
 
 
@@ -175,7 +175,8 @@ CLIPPED = {
     "peak_spread": 1.5,
 }
 SCALER = {"observed": "scaler", "same_optimizer": True}
-DIVIDED = {**CLIPPED, "norm_spread": 3.0, "norm": 9.0}
+DIVIDED = {**CLIPPED, "norm_spread": 3.0, "norm": 9.0, "shrunk": 2.0**16}
+UNCLEARED = {**LOOP, "looks": 9, "uncleared": 9}
 # Each code, the events that show it, and a change of the last one after which it does
 # not show.
 SHOWN = [
@@ -184,21 +185,23 @@ SHOWN = [
     ("GS112", [CLIPPED], {"norm_spread": 1.02}),
     ("GS112", [CLIPPED], {"norm": 2.0**10 + 1.0}),
     ("GS112", [CLIPPED], {"norm": 0.0, "scale": 0.0}),
-    ("GS113", [DIVIDED], {"peak": 8.1}),
-    ("GS113", [DIVIDED], {"scale": 2.0**9}),
+    ("GS113", [DIVIDED], {"shrunk": 2.0**14}),
+    ("GS113", [DIVIDED], {"shrunk": 2.0**18}),
     ("GS113", [DIVIDED], {"norm_spread": 1.0}),
     ("GS114", [{**LOOP, "unscaled": 3}], {"unscaled": 2}),
     ("GS114", [{**LOOP, "unscaled": 3}], {"looks": 6}),
     ("GS115", [{**LOOP, "direct_steps": 1}], {"direct_steps": 0}),
     ("GS104", [{**LOOP, "late_backward": 1}], {"late_backward": 0}),
-    ("GS116", [{**LOOP, "looks": 6, "uncleared": 6}], {"looks": 5, "uncleared": 5}),
-    ("GS116", [{**LOOP, "looks": 6, "uncleared": 6}], {"uncleared": 5}),
+    ("GS116", [UNCLEARED], {"looks": 8, "uncleared": 8}),
+    ("GS116", [UNCLEARED], {"uncleared": 8}),
+    ("GS116", [UNCLEARED], {"renewed": 1}),
+    ("GS122", [{**UNCLEARED, "renewed": 1}], {"renewed": 0}),
     ("GS122", [{**LOOP, "looks": 8, "uncleared": 5}], {"uncleared": 4}),
     ("GS122", [{**LOOP, "looks": 8, "uncleared": 5}], {"uncleared": 8}),
     ("GS117", [{**LOOP, "cleared_early": 3}], {"cleared_early": 2}),
     ("GS117", [{**LOOP, "written": 3, "peak": 0.0}], {"peak": 1e-9}),
     ("GS118", [SCALER, SCALER], {"same_optimizer": False}),
-    ("GS119", [{"observed": "setup", "missing": ["a"]}], {"missing": []}),
+    ("GS119", [{"observed": "missing", "names": ["a"]}], {"names": []}),
     ("GS120", [{"observed": "setup", "float16_params": 1}], {"float16_params": 0}),
     ("GS121", [{"observed": "setup", "float16": False}], {"float16": True}),
     ("GS123", [{"observed": "end", "unused_losses": 1}], {"unused_losses": 0}),
@@ -231,20 +234,45 @@ def test_a_second_scaler_may_continue_a_checkpoint():
 
 def test_parameters_without_an_optimizer_are_listed_up_to_three():
     names = ["a", "b", "c", "d"]
-    setup = {"observed": "setup", "missing": names, "missing_count": 40}
-    what = observed(setup).misuse("GS119").what
+    missing = {"observed": "missing", "names": names, "count": 40}
+    what = observed(missing).misuse("GS119").what
     assert what == "40 parameters have gradients and are in no optimizer: a, b, c, ..."
 
 
 def test_a_single_parameter_is_written_in_the_singular():
-    setup = {"observed": "setup", "missing": ["a"], "float16_params": 1}
-    seen = observed(setup)
+    missing = {"observed": "missing", "names": ["a"]}
+    setup = {"observed": "setup", "float16_params": 1}
+    seen = observed(missing, setup)
     assert seen.misuse("GS119").what == (
         "1 parameter has a gradient and is in no optimizer: a"
     )
     assert seen.misuse("GS120").what == (
         "1 trainable parameter is float16, without float32 copies"
     )
+
+
+def test_gradients_that_were_never_cleared_are_reported_at_the_end_of_a_short_run():
+    seen = observed({**LOOP, "looks": 6, "uncleared": 6})
+    assert (list(seen.misused()), list(seen.misused(ended=True))) == ([], ["GS116"])
+
+
+@pytest.mark.parametrize(
+    ("casts", "flushed"),
+    [
+        ({"flushed": ["head"], "unreached": []}, True),
+        ({"flushed": [], "unreached": ["head"]}, False),
+        ({"flushed": [], "unreached": []}, None),
+    ],
+)
+def test_a_layer_is_flushed_by_a_cast_or_was_0_before_it(casts, flushed):
+    assert observed({"observed": "casts", **casts}).is_flushed("head") is flushed
+
+
+def test_a_target_is_of_the_batch():
+    target = {**PLACE, "direction": "forward", "module": None, "operation": ""}
+    place = place_of(1, {**target, "tensor": "target", "was_float16": True})
+    assert (place.given, place.was_float16) == (True, True)
+    assert place.said == "forward outside any module, target: 3 of 4,096 inf"
 
 
 def test_the_last_counts_of_the_loop_are_those_that_hold():

@@ -180,18 +180,17 @@ def judged(scripts: Sequence[Script], folder: Path, at_once: int) -> Iterator[Re
             ]
             for home in homes:
                 home.mkdir(parents=True)
-            ended: list[int] = []
-            records: list[Path] = []
+            ended: dict[Path, int] = {}
             for number in range(max(script.runs for script in batch)):
-                due = [
-                    (home / f"{number}.gs", script.path)
+                due = {
+                    home / f"{number}.gs": script.path
                     for home, script in zip(homes, batch, strict=True)
                     if number < script.runs
-                ]
-                ended = run(dict(due))
-                records = [record for record, _ in due]
-            for script, record, code in zip(batch, records, ended, strict=True):
-                yield result_of(script, record, code)
+                }
+                ended |= zip(due, run(due), strict=True)
+            for script, home in zip(batch, homes, strict=True):
+                record = home / f"{script.runs - 1}.gs"
+                yield result_of(script, record, ended[record])
 
 
 def result_of(script: Script, record: Path, ended: int) -> Result:

@@ -41,7 +41,7 @@ SUNK = 0.05
 # Sinking elements required for each element of an all-zero gradient.
 EVIDENCE = 0.01
 # The number of elements of a gradient that counts as a layer.
-LAYER = 64
+LAYER = 16
 # The smallest float16 is 2^-24. Values that round to it are from 2^-25 to 1.5 * 2^-24,
 # on average 0.8 octaves above the border; those of the n-th bin after it, n + 1.4.
 _SMALLEST = -24

@@ -289,7 +289,8 @@ def underflow(context: Context) -> Finding:
     )
     if history.layer:
         seen["layer"] = history.layer
-    if history.layer_samples >= VANISHED_LAYER:
+    flushed = context.observations.is_flushed(history.layer)
+    if history.layer_samples >= VANISHED_LAYER or flushed:
         run = Streak(history.layer_samples, history.layer_since)
         what = f"all gradients of {history.layer} are 0 or lost at S = {scale}"
     elif record.lost is not None and history.lost.length:

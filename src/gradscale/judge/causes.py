@@ -18,6 +18,9 @@ LARGEST = 65504.0
 FEW_BATCHES = 3
 # Factor by which the largest weight must have grown to blame the updates.
 WEIGHTS_GROWN = 8.0
+# Factor above its first value from which on a loss tells of the learning rate although
+# gradients have grown: a recurrence that explodes raised it 27 times, a rate 128 times.
+DIVERGED_FAR = 64.0
 # Factor by which a layer may multiply independent inputs: usual initialisations have 1
 # to 2, and a few such layers in a row leave float16.
 LARGE_GAIN = 8.0
@@ -159,6 +162,13 @@ def _input_is_large(seen: Evidence) -> bool:
     large = forward(seen) and seen.get("place_peak", 0.0) > LARGEST
     # Large weights make large activations of any input.
     return large and not weights_grown(seen)
+
+
+def _is_loss_alone(seen: Evidence) -> bool:
+    """The loss was not finite and its gradients were; a bad input makes both bad."""
+    applied = seen.get("applied", 0)
+    enough = 1 if seen.get("loss") == "inf" else seen.get("steps", 1)
+    return forward(seen) and applied >= enough
 
 
 def _kind(kind: str) -> Callable[[Evidence], bool]:
@@ -445,6 +455,11 @@ LEARNING_RATE = Cause(
         ),
     ),
 )
+DIVERGED = LEARNING_RATE._replace(
+    when=lambda seen: (
+        seen.get("loss_mean", 0.0) >= DIVERGED_FAR * seen.get("loss_start", 0.0) > 0.0
+    )
+)
 AMPLIFIED = Cause(
     "gradient-growth",
     lambda seen: "amplified_bits" in seen,
@@ -536,14 +551,19 @@ LOSS = Cause(
 )
 LOSS_VALUE = Cause(
     "loss-op",
-    lambda seen: seen.get("loss") == "inf" and seen.get("applied", 0) > 0,
-    "the loss overflows its dtype, and its gradients do not",
+    _is_loss_alone,
+    "the loss is not finite and its gradients are",
     _fixed("the loss"),
     (
         Advice(
-            always,
+            lambda seen: seen.get("loss") != "nan",
             "Compute the loss in float32, and as a mean instead of a sum: "
             "loss_function(output.float(), target).",
+        ),
+        Advice(
+            lambda seen: seen.get("loss") != "inf",
+            "Look for a mean over no elements, 0/0: a batch whose labels are all "
+            "ignored, or whose mask is empty.",
         ),
         APPLIED,
     ),
@@ -717,8 +737,9 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         ),
     ),
     "GS204": (
-        LEARNING_RATE,
+        DIVERGED,
         GROWTH,
+        LEARNING_RATE,
         *_row(
             "norm-overflow",
             Advice(
@@ -780,8 +801,9 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
     ),
     "GS210": (
         AMPLIFIED,
-        LEARNING_RATE,
+        DIVERGED,
         GROWTH,
+        LEARNING_RATE,
         *_row(
             "falling-scale",
             KNOWN_PATTERN,

@@ -163,19 +163,31 @@ def clear_recovered(findings: Iterable[Finding], healthy_at: int) -> list[Findin
 def merge_repeats(findings: Iterable[Finding]) -> list[Finding]:
     """Return one finding for each cause, or code without a cause, and location.
 
-    It is the last of its group, or the last hopeless one, with the earliest `since`.
+    Findings that count all occurrences so far form one group, with the location and
+    the cause that the last of them knows. A finding is the last of its group, or the
+    last hopeless one, with the earliest `since`.
     Its evidence has the number of times: the largest count in the group, or its size.
     """
+    every = list(findings)
+    # The last of those that count all occurrences, and name a cause.
+    last = {each.code: each for each in every if _counts_all(each)}
+    last |= {each.code: each for each in every if _counts_all(each) and each.cause}
     groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        key = (finding.cause or finding.code, finding.where)
+    for finding in every:
+        known = last[finding.code] if _counts_all(finding) else finding
+        key = (known.cause or known.code, known.where)
         groups.setdefault(key, []).append(finding)
-    return [_merged(group) for group in groups.values()]
+    return [_merged(group, key[0]) for key, group in groups.items()]
 
 
-def _merged(group: list[Finding]) -> Finding:
+def _counts_all(finding: Finding) -> bool:
+    return finding.code == "GS211" or bool(finding.evidence.get("recovered"))
+
+
+def _merged(group: list[Finding], cause: str) -> Finding:
     hopeless = [finding for finding in group if finding.hopeless]
-    kept = (hopeless or group)[-1]
+    named = [each for each in group if each.cause == cause]
+    kept = (hopeless or named or group)[-1]
     same = [finding for finding in group if finding.code == kept.code]
     if len(group) == 1:
         return kept

@@ -31,6 +31,8 @@ PEAK_MEMORY = 100
 # Samples in which one layer lost its gradients before a finding, and the headroom
 # that must be unused.
 VANISHED_LAYER = 4
+# The same for a layer whose gradients a cast was seen to flush.
+SUSPECT_LAYER = 2
 UNUSED_BITS = 8.0
 # Finite steps that give the gradients of the beginning, and of the present.
 FIRST_STEPS = 20
@@ -176,9 +178,6 @@ class Episode:
             culprits: The names of the tensors that were not finite.
             headroom: As in `headroom`, at the scale of this step.
         """
-        if headroom is not None and headroom >= SPARED_BITS and not record.grown:
-            self.spared += 1
-            self.spared_from = self.spared_from or record.scale
         self.taken += self.finite
         self.finite = 0
         self.last = record.step
@@ -198,6 +197,9 @@ class Episode:
             self.loss_kind = _kind(record.loss)
         if _by_gradients(record):
             self._add_gradients(record)
+            if headroom is not None and headroom >= SPARED_BITS and not record.grown:
+                self.spared += 1
+                self.spared_from = self.spared_from or record.scale
         else:
             # Another cause than the scale: no evidence about other scales.
             self.gradient_row = 0

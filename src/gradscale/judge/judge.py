@@ -15,6 +15,7 @@ from gradscale.judge.history import (
     FIRST_STEPS,
     FRESH_STEPS,
     SETTLED_AFTER,
+    SUSPECT_LAYER,
     VANISHED_LAYER,
     Episode,
     History,
@@ -137,6 +138,11 @@ class Judge:
         if episode is None or not episode.row:
             return False
         return episode.loss_row > 0 or not scale_is_blamed(episode)
+
+    @property
+    def suspects_layer(self) -> bool:
+        """True if a layer may have lost its gradients to underflow."""
+        return self._history.layer_samples >= SUSPECT_LAYER
 
     @property
     def not_judged(self) -> tuple[str, ...]:
@@ -304,11 +310,13 @@ class Judge:
             )
         elif verdict is Verdict.GENUINE:
             finding = build.genuine(context, episode)
-        elif context.history.early_skips == LONG_CALIBRATION:
+        elif context.history.early_skips == LONG_CALIBRATION and not episode.reported:
             skips = Window(episode.since, steps=episode.steps, skips=episode.lost)
             finding = build.frequent_skips(context, episode, skips, fixed=False)
         elif (
-            episode.spared >= GENUINE_STEPS
+            # Without a step that was taken it is for GS208 to decide.
+            episode.taken
+            and episode.spared >= GENUINE_STEPS
             and episode.spared_bits >= GENUINE_BITS_NAN
             and "GS211" not in episode.reported
         ):
@@ -358,10 +366,12 @@ class Judge:
     def _check_vanished(self, record: StepRecord, found: list[Finding]) -> None:
         """Report vanishing gradients, once until they are back."""
         history = self._history
+        flushed = self._observations.is_flushed(history.layer)
+        samples = SUSPECT_LAYER if flushed else VANISHED_LAYER
         vanished = (
             history.lost.length >= VANISHED_SAMPLES
             or history.tiny.length >= VANISHED_STEPS
-            or history.layer_samples >= VANISHED_LAYER
+            or (history.layer_samples >= samples and flushed is not False)
         )
         known = "GS209" in self._reported or not self._observations.uses_float16
         if vanished and not known:
@@ -376,7 +386,9 @@ class Judge:
             return
         if episode.losses:
             self._bad_losses.add(episode)
-            if _is_power_of_two(self._bad_losses.times):
+            located = self._located(episode) and "place" not in self._reported
+            if located or _is_power_of_two(self._bad_losses.times):
+                self._reported |= {"place"} if located else set()
                 found.append(
                     build.nonfinite_loss(
                         context, episode, recovered=self._bad_losses, hopeless=False

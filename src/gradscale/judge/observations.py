@@ -21,7 +21,7 @@ MISUSED_SHARE = 0.6
 # Sampled steps in which gradients must not have been cleared, and those after which a
 # window of micro-batches would have ended.
 UNCLEARED_LOOKS = 6
-WINDOW_LOOKS = 10
+WINDOW_LOOKS = 9
 # Notes on what could not be judged that are kept.
 MOST_UNJUDGED = 8
 # Names listed in a finding.
@@ -167,6 +167,8 @@ class Observations:
             how many of them each misuse showed.
         setup_facts: What is known of model and optimizers.
         missing: Parameters with a gradient that no optimizer has.
+        casts: Layers whose gradients a cast to float16 has flushed to 0, and layers
+            whose gradients were 0 before it.
         weights: The last look at weights and learning rate.
         scalers: Scalers that were made for one optimizer.
         unused: Losses that were scaled and that no update followed.
@@ -179,6 +181,7 @@ class Observations:
     loop: Mapping[str, Any] = field(default_factory=dict)
     setup_facts: Mapping[str, Any] = field(default_factory=dict)
     missing: Mapping[str, Any] = field(default_factory=dict)
+    casts: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Any] = field(default_factory=dict)
     scalers: int = 1
     unused: int = 0
@@ -208,6 +211,8 @@ class Observations:
             self.setup_facts = data
         elif kind == "missing":
             self.missing = data
+        elif kind == "casts":
+            self.casts = data
         elif kind == "weights":
             self.weights = data
         elif kind == "scaler" and data.get("same_optimizer"):
@@ -221,6 +226,12 @@ class Observations:
     def uses_float16(self) -> bool:
         """False if nothing is float16, as far as it was observed."""
         return self.setup_facts.get("float16") is not False
+
+    def is_flushed(self, layer: str) -> bool | None:
+        """Return whether a cast flushes the gradients of a layer; None if unknown."""
+        if layer in _names(self.casts, "flushed"):
+            return True
+        return False if layer in _names(self.casts, "unreached") else None
 
     @property
     def cleared_early(self) -> int:

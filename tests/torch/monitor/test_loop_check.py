@@ -121,6 +121,33 @@ def updated_in_every_micro_batch(loop, number):
     loop.step()
 
 
+def updated_in_all_but_the_last_of_eight(loop, number):
+    if number % 8 == 1:
+        loop.optimizer.zero_grad()
+    loop.backward()
+    if number % 8:
+        loop.step()
+
+
+def updated_in_every_one_of_sixteen(loop, number):
+    if number % 16 == 1:
+        loop.optimizer.zero_grad()
+    loop.backward()
+    loop.step()
+
+
+def hook_all(loop, hook):
+    """Register a hook on all parameters of a loop, once."""
+    for param in loop.params:
+        if not param._backward_hooks:
+            param.register_hook(hook)
+
+
+def clamped_by_hooks_while_scaled(loop, number):
+    hook_all(loop, lambda grad: grad.clamp(-0.01, 0.01))
+    plain(loop, number)
+
+
 def left_out_after_a_while(loop, number):
     loop.optimizer.zero_grad()
     loop.backward()
@@ -137,6 +164,12 @@ WRONG = {
     "no zero_grad": (repeated(never_cleared), "never-zeroed"),
     "zero_grad to 0": (repeated(cleared_before_the_step), "zeroed-early"),
     "micro-batches": (repeated(updated_in_every_micro_batch), "update-too-often"),
+    "7 of 8 micro-batches": (
+        repeated(updated_in_all_but_the_last_of_eight),
+        "update-too-often",
+    ),
+    "16 micro-batches": (repeated(updated_in_every_one_of_sixteen), "update-too-often"),
+    "clamp in hooks": (repeated(clamped_by_hooks_while_scaled), "clipped-scaled"),
     "no step": (repeated(left_out_after_a_while), "update-missing"),
 }
 
@@ -172,6 +205,58 @@ def test_a_parameter_that_was_replaced_after_the_optimizer_was_made_is_found(tmp
     assert finding.what == (
         "2 parameters have gradients and are in no optimizer: 2.weight, 2.bias"
     )
+
+
+def test_parameters_that_are_unfrozen_later_are_found(tmp_path):
+    loop = Loop(tmp_path / "run.gs")
+    loop.model[0].requires_grad_(False)
+    loop.optimizer = torch.optim.SGD(loop.model[2].parameters(), lr=1e-4)
+    for number in range(1, 70):
+        loop.model[0].requires_grad_(number > 40)
+        plain(loop, number)
+    assert loop.causes() == {"not-in-optimizer"}
+
+
+class Listed(nn.Module):
+    """A model with a block in a plain list."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = [nn.Linear(4, 4)]
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.blocks[0](x))
+
+
+def test_a_module_in_a_plain_list_is_found(tmp_path):
+    loop = Loop(tmp_path / "run.gs")
+    loop.model = Listed()
+    loop.optimizer = torch.optim.SGD(loop.model.parameters(), lr=1e-4)
+    for number in range(1, 9):
+        plain(loop, number)
+    loop.scaler.close()
+    with open_run(loop.path) as run:
+        [finding] = diagnose_run(run).serious
+    assert (finding.code, finding.where) == ("GS119", "blocks.0.weight")
+
+
+@pytest.mark.parametrize(
+    ("weight", "found"), [(1e-12, {"scale-too-low"}), (0.0, set())]
+)
+def test_a_head_whose_gradients_a_cast_flushes_is_found(tmp_path, weight, found):
+    loop = Loop(tmp_path / "run.gs")
+    trunk, heads = loop.model, nn.ModuleList([nn.Linear(16, 1), nn.Linear(16, 1)])
+    loop.model = nn.ModuleList([trunk, heads])
+    loop.optimizer = torch.optim.SGD(heads.parameters(), lr=1e-4)
+    for _ in range(UPDATES):
+        x = torch.randn(4, 16)
+        loop.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            large, small = (head(x).float().square().mean() for head in heads)
+        loop.scaler.scale(0.01 * large + weight * small).backward()
+        loop.step()
+    assert loop.causes() == found
 
 
 def test_unscaling_in_the_middle_of_a_window_is_found(tmp_path):
@@ -258,6 +343,25 @@ def evaluated_between(loop, number):
         loop.scaler.scale(loop.loss())
 
 
+def logged_by_hooks(loop, number):
+    hook_all(loop, lambda grad: None)
+    plain(loop, number)
+
+
+def clamped_by_hooks_in_proportion_to_the_scale(loop, number):
+    bound = 0.5 * loop.scaler.get_scale()
+    hook_all(loop, lambda grad: grad.clamp(-bound, bound))
+    plain(loop, number)
+
+
+def centred_while_scaled(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    for param in loop.params:
+        param.grad.sub_(param.grad.mean())
+    loop.step()
+
+
 def averaged_over_micro_batches(loop, number):
     loop.optimizer.zero_grad()
     loop.backward()
@@ -272,7 +376,8 @@ HEALTHY = {
     for made in (
         *(plain, cleared_to_0, cleared_after_the_step, clipped_after_unscaling),
         *(clipped_by_the_scaler, accumulated, accumulated_into_zeros),
-        *(evaluated_between, averaged_over_micro_batches),
+        *(evaluated_between, averaged_over_micro_batches, logged_by_hooks),
+        *(clamped_by_hooks_in_proportion_to_the_scale, centred_while_scaled),
     )
 }
 
@@ -310,7 +415,7 @@ def test_two_networks_with_an_optimizer_each_are_left_alone(tmp_path, updates):
 # --- What the check may cost ----------------------------------------------------------
 
 
-def test_the_second_to_the_eighth_and_every_64th_update_are_sampled():
+def test_the_first_updates_and_every_64th_are_sampled():
     scaler, param = GradScaler("cpu"), parameter(1)
     optimizer = torch.optim.SGD([param], lr=0.1)
     sampled = []
@@ -318,7 +423,7 @@ def test_the_second_to_the_eighth_and_every_64th_update_are_sampled():
         if scaler._monitor.loop.due:
             sampled.append(number)
         iterate(scaler, optimizer, param, 1.0)
-    assert sampled == [*range(2, 9), EVERY, 2 * EVERY]
+    assert sampled == [*range(2, 9), 21, 34, EVERY, 2 * EVERY]
 
 
 def test_between_sampled_updates_no_backward_pass_is_hooked():
@@ -329,7 +434,7 @@ def test_between_sampled_updates_no_backward_pass_is_hooked():
     loop.scaled = lambda *given: hooked.append(given) or scaled(*given)
     for _ in range(30):
         iterate(scaler, optimizer, param, 1.0)
-    assert len(hooked) == 7
+    assert len(hooked) == 8
 
 
 def test_nothing_of_a_run_is_kept_alive(tmp_path):

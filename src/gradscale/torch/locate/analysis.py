@@ -122,7 +122,7 @@ class Origin:
             "elements": stats.elements,
             "dtype": dtype,
             "peak": self.peak,
-            "was_float16": self.kind == "inf" and not stats.wide,
+            "was_float16": 0 < stats.inf < stats.elements and not stats.wide,
             "line": operation.line,
             "context": self.context,
             "pattern": pattern,

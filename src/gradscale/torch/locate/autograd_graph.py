@@ -76,7 +76,8 @@ def is_leaf(node: Any) -> bool:
 def data_saved_by(node: Any) -> list[Tensor]:
     """Return the tensors that a node keeps for backward and that no graph computed.
 
-    Those of a loss are its targets.
+    Those of a loss are its targets. Single numbers, such as weights of losses, are left
+    out.
 
     >>> import torch
     >>> output, target = torch.ones(2, requires_grad=True), torch.zeros(2)
@@ -90,7 +91,9 @@ def data_saved_by(node: Any) -> list[Tensor]:
             with suppress(RuntimeError):
                 found.append(getattr(node, name))
     return [
-        each for each in found if isinstance(each, Tensor) and not each.requires_grad
+        each
+        for each in found
+        if isinstance(each, Tensor) and each.dim() and not each.requires_grad
     ]
 
 

@@ -1,7 +1,7 @@
 """Samples how the training loop uses the scaler: backward, writes, clears, steps.
 
-Wrong use is systematic, so a few updates suffice: the second to the eighth, three more
-up to the 34th, then every 64th. No value is read from the device; identities and
+Wrong use is systematic, so a few updates suffice: the second to the eighth, the 21st
+and the 34th, then every 64th. No value is read from the device; identities and
 versions of gradients are compared, and three numbers are copied without waiting.
 """
 
@@ -9,6 +9,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
-from gradscale.torch.locate.autograd_graph import nodes_of
+from gradscale.torch.locate.autograd_graph import leaf_behind, nodes_of
 from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.names import names_of
 from gradscale.torch.step.dispatch import StepMode
@@ -26,7 +27,7 @@ from gradscale.torch.step.optimizer_step import OptimizerStep
 
 # The updates before those that are sampled: the first ones but one, some that a window
 # of micro-batches does not fit between, then every EVERY-th.
-FIRST = frozenset((*range(1, 8), 12, 20, 33))
+FIRST = frozenset((*range(1, 8), 20, 33))
 EVERY = 64
 # The update after which model and optimizers are compared, and in every later sample.
 SETUP = 4
@@ -34,6 +35,8 @@ SETUP = 4
 PARAMS = 4
 # Norms from which on their spread means something.
 ENOUGH = 3
+# Operations between a cast and the parameters of its layer.
+NEAR = 3
 # Names of parameters that are recorded.
 MOST_NAMES = 20
 _HALF = (torch.float16, torch.bfloat16)
@@ -106,6 +109,8 @@ class LoopCheck:
         self._scaled = self._backwards = 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared: set[int] = set()
+        # Parameters whose gradients were not cleared before some sampled update.
+        self._left: set[int] = set()
         # Gradients of the sampled update before.
         self._looked: dict[int, _Mark] = {}
         # The norm at the end of the last scaled backward, by optimizer.
@@ -115,6 +120,10 @@ class LoopCheck:
         self._norms: list[float] = []
         self._peaks: list[float] = []
         self._shrunk = 0.0
+        # The next scaled loss is searched for casts; the parameters behind each, and
+        # whether its gradient was not 0 before and after.
+        self._search_casts = False
+        self._casts: list[tuple[list[Tensor], AsyncTensor]] = []
         # Parameters with a gradient when model and optimizers were last compared.
         self._live = -1
         self._dtype: str | None = None
@@ -137,6 +146,10 @@ class LoopCheck:
         if self._handle is not None:
             self._handle.remove()
 
+    def watch_casts(self) -> None:
+        """Observe in the next update which casts to float16 flush gradients to 0."""
+        self.due = self._search_casts = True
+
     # --- Called by the scaler, in sampled updates -------------------------------------
 
     def scaled(self, scaled: Tensor, loss: Tensor, iteration: Iteration) -> None:
@@ -146,6 +159,11 @@ class LoopCheck:
         if self._dtype is None:
             self._dtype = half_dtype(loss)
         self._scaled += 1
+        if self._search_casts:
+            self._search_casts = False
+            for node in nodes_of([loss]):
+                if node.name().startswith("ToCopyBackward"):
+                    node.register_hook(partial(self._on_cast, params_behind(node)))
         params = [p for step in iteration.settled.values() for p in _some_of(step)]
 
         def before(_: tuple[Tensor | None, ...]) -> None:
@@ -174,6 +192,19 @@ class LoopCheck:
 
         scaled.grad_fn.register_prehook(before)
 
+    def _on_cast(
+        self,
+        params: list[Tensor],
+        passed: tuple[Tensor | None, ...],
+        given: tuple[Tensor | None, ...],
+    ) -> None:
+        before, after = given[0], passed[0]
+        if not params or before is None or after is None:
+            return
+        if after.dtype in _HALF and before.dtype not in _HALF:
+            both = torch.stack([before.count_nonzero(), after.count_nonzero()])
+            self._casts.append((params, AsyncTensor(both)))
+
     def before_read(self, step: OptimizerStep) -> None:
         """Compare the gradients of an optimizer before the scaler touches them."""
         if id(step) in self._compared:
@@ -181,8 +212,12 @@ class LoopCheck:
         self._compared.add(id(step))
         self._unused = []
         params = [p for p in _some_of(step) if p.grad is not None]
-        self._left_over = self._left_over or any(map(self._is_left, params))
-        self._renewed = self._renewed or any(map(self._is_renewed, params))
+        # Some parameters may be cleared and others not.
+        renewed = any(id(p) in self._left and self._is_renewed(p) for p in params)
+        self._renewed = self._renewed or renewed
+        left = {id(param) for param in params if self._is_left(param)}
+        self._left_over = self._left_over or bool(left)
+        self._left |= left
         known = [p for p in _some_of(step) if id(p) in self._after_backward]
         marks = [(p.grad, self._after_backward[id(p)]) for p in known]
         if marks and all(grad is None for grad, _ in marks):
@@ -234,8 +269,12 @@ class LoopCheck:
             scale: The scale, as last known on the host.
             steps: What each optimizer has done.
         """
+        params = [p for step in steps.values() for p in _some_of(step)]
         if self.due:
             self._count(update, scale)
+            self._looked = _marks(params)
+        if self._casts:
+            self._report_casts(update, steps)
         if update == SETUP:
             self._check_setup(update, steps)
         if self._handle is not None and update >= SETUP:
@@ -247,8 +286,7 @@ class LoopCheck:
         self._after_backward, self._added, self._unused = {}, {}, []
         self._raw = {}
         if self.due:
-            params = [p for step in steps.values() for p in _some_of(step)]
-            self._after_step = self._looked = _marks(params)
+            self._after_step = _marks(params)
 
     def _count(self, update: int, scale: float) -> None:
         counts = self._counts
@@ -276,6 +314,18 @@ class LoopCheck:
         faults = set(counts) - {"looks", "renewed"}
         if any(data[name] for name in (*faults, "direct_steps")):
             self._observe(update, data)
+
+    def _report_casts(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
+        """Report the layers whose gradients a cast has flushed. Syncs."""
+        found: dict[str, list[str]] = {"flushed": [], "unreached": []}
+        sources = tuple(s for step in steps.values() for s in step.name_sources)
+        for params, counts in self._casts:
+            before, after = counts.values().tolist()
+            if not after:
+                names = names_of(params, sources)
+                found["flushed" if before else "unreached"] += names[:MOST_NAMES]
+        self._casts = []
+        self._observe(update, {"observed": "casts", **found})
 
     def _check_setup(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
         """Compare the parameters of the model with those of the optimizers."""
@@ -371,6 +421,23 @@ def named_params(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
                 if isinstance(each, torch.nn.Module):
                     path = ".".join(filter(None, (prefix, attribute, str(key))))
                     yield from each.named_parameters(path)
+
+
+def params_behind(node: Any) -> list[Tensor]:
+    """Return the parameters that the gradient of a node reaches first.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> node = layer(torch.ones(1, 2)).double().grad_fn
+    >>> [tuple(param.shape) for param in params_behind(node)]
+    [(1,), (1, 2)]
+    """
+    layer = [node]
+    for _ in range(NEAR):
+        layer = [each for at in layer for each, _ in at.next_functions if each]
+        leaves = [leaf for each in layer if (leaf := leaf_behind(each)) is not None]
+        if leaves:
+            return leaves
+    return []
 
 
 def _sizes_of(step: OptimizerStep) -> tuple[Tensor, Tensor] | None:

@@ -113,7 +113,7 @@ class Monitor:
         self._bad = 0
         # Of the last step that was not finite.
         self._culprits: list[str] = []
-        self._begun = self._unlocated = False
+        self._begun = self._unlocated = self._casts_watched = False
         self._patient_looks = PATIENT_LOOKS
         self._end: weakref.finalize[..., Any] | None = None
         self._locations = LocationReport(self._run)
@@ -369,6 +369,9 @@ class Monitor:
             state=state_dict,
         )
         self._follow(found.record, judged, case.steps)
+        if sample is not None and judge.suspects_layer and not self._casts_watched:
+            self._casts_watched = True
+            self.loop.watch_casts()
 
     def _follow(
         self, record: StepRecord, judged: Judgement, steps: Sequence[OptimizerStep]
