@@ -60,7 +60,7 @@ class Monitor(keras.callbacks.Callback):
             continues its file in any case.
         guard: "raise" ends the run with `HopelessRun` once no scale can help; "report"
             prints it.
-        quiet: Write findings and do not print them.
+        quiet: Print nothing; findings are written.
         meta: Further facts about the run for the file, JSON values.
         sample_every: The distance of the steps whose peaks are kept for each variable.
 
@@ -87,6 +87,7 @@ class Monitor(keras.callbacks.Callback):
         self._record = record
         self._meta = dict(meta or {})
         self._sample_every = sample_every
+        self._quiet = quiet
         self._file = self._open(resume)
         self._settings: dict[str, Any] = {
             "sinks": list(sinks),
@@ -290,6 +291,7 @@ class Monitor(keras.callbacks.Callback):
             self._record,
             process=_process,
             resume=resume,
+            quiet=self._quiet,
             meta={"keras": keras.version(), "backend": keras.backend.backend()}
             | self._meta,
             sample_every=self._sample_every,

@@ -115,7 +115,7 @@ def test_a_thousand_traces_give_the_scales_of_python(seed):
 def test_eager_steps_give_the_scales_of_python():
     policy = DynamicScale(init_scale=8.0, growth_interval=2, min_scale=2.0)
     rng = random.Random(0)
-    trace = flags(rng, 50)
+    trace = flags(rng, 20)
     weight = keras.Variable([1.0])
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), policy=policy)
     optimizer.build([weight])

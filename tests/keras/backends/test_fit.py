@@ -21,6 +21,8 @@ from tests.keras.backends.steps import BACKEND, made, stepped, values
 X = np.random.RandomState(0).randn(32, 4).astype("float32")
 Y = X[:, :2]
 NAN = float("nan")
+# A function of TensorFlow takes a second to trace; for tests about something else.
+EAGERLY = BACKEND == "tensorflow"
 
 
 def network():
@@ -93,7 +95,8 @@ def test_model_compile_takes_our_class_as_it_is():
 
 def test_a_static_loss_scale_factor_is_honoured():
     keras.config.set_dtype_policy("mixed_float16")
-    model = model_of(keras.optimizers.SGD(0.01, loss_scale_factor=64.0))
+    inner = keras.optimizers.SGD(0.01, loss_scale_factor=64.0)
+    model = model_of(inner, run_eagerly=EAGERLY)
     assert model.optimizer.policy == StaticScale(scale=64.0)
     fitted(model)
     assert model.optimizer.scale == 64.0
@@ -196,7 +199,7 @@ def test_a_train_step_that_returns_the_loss_of_the_step_is_recorded(tmp_path):
             return (logs, *out[1:]) if BACKEND == "jax" else logs
 
     own = Own()
-    compile(own, "sgd", loss="mse")
+    compile(own, "sgd", loss="mse", run_eagerly=EAGERLY)
     own._loss_tracker.update_state = lambda *given, **more: None
     fitted(own, X, [Monitor(record=tmp_path / "run.gs", quiet=True)])
     with open_run(tmp_path / "run.gs") as run:
@@ -215,6 +218,11 @@ def test_a_loss_that_stays_nan_has_the_same_verdict_on_every_step(model, tmp_pat
     fitted(model, x, [Monitor(record=tmp_path / "run.gs", quiet=True)])
     with open_run(tmp_path / "run.gs") as run:
         assert {row.verdict for row in run.steps()} == {"GS203"}
+
+
+def test_a_quiet_monitor_prints_nothing(model, tmp_path, capsys):
+    fitted(model, with_nan(9), [Monitor(record=tmp_path / "run.gs", quiet=True)])
+    assert "".join(capsys.readouterr()) == ""
 
 
 def test_a_second_fit_continues_the_file(model, tmp_path):
@@ -242,7 +250,8 @@ def test_a_command_reads_the_file(model, tmp_path, command):
 def test_guard_raise_ends_a_hopeless_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy = DynamicScale(init_scale=2.0, min_scale=1.0)
-    model = model_of(LossScaleOptimizer(keras.optimizers.SGD(0.01), policy=policy))
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), policy=policy)
+    model = model_of(optimizer, run_eagerly=EAGERLY)
     with pytest.raises(HopelessRun):
         fitted(
             model,

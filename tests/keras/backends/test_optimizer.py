@@ -28,7 +28,7 @@ def test_a_step_that_is_not_finite_is_skipped(bad):
 
 
 @pytest.mark.parametrize("bad", [INF, NAN])
-@pytest.mark.parametrize("place", [0, 17, 499, 999])
+@pytest.mark.parametrize("place", [0, 499, 999])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_one_bad_element_anywhere_skips_the_step(bad, place, dtype):
     optimizer, variables = made(variables=[np.ones(1000)])
@@ -305,8 +305,8 @@ def test_a_python_number_can_be_scaled():
 
 
 def test_the_scale_never_becomes_zero():
-    optimizer, variables = made()
-    for _ in range(60):
+    optimizer, variables = made(initial_scale=2.0**-20)
+    for _ in range(6):
         stepped(optimizer, variables, [INF, 1.0])
     assert optimizer.scale == 2.0**-24
     stepped(optimizer, variables, [2.0**-24, 2.0**-24])
@@ -314,8 +314,8 @@ def test_the_scale_never_becomes_zero():
 
 
 def test_the_scale_never_becomes_infinite():
-    optimizer, variables = made(initial_scale=2.0**120, dynamic_growth_steps=1)
-    for _ in range(12):
+    optimizer, variables = made(initial_scale=2.0**124, dynamic_growth_steps=1)
+    for _ in range(4):
         stepped(optimizer, variables, [0.0, 0.0])
     assert optimizer.scale == 2.0**126
     stepped(optimizer, variables, [2.0**126, 0.0])
