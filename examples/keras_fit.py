@@ -1,7 +1,7 @@
 """Train a Keras model in mixed precision with `fit`, and record the run.
 
 A small network fits a polynomial on any backend. One batch is corrupt on purpose: its
-loss is NaN and the step is skipped. The progress line shows the scale and the skips.
+loss is NaN and the step is skipped. The line of an epoch shows scale and skips.
 
   KERAS_BACKEND=jax python examples/keras_fit.py            writes run.gs
   KERAS_BACKEND=torch python examples/keras_fit.py -o other.gs
@@ -20,7 +20,7 @@ from gradscale.keras import Monitor, compile
 BATCH, BATCHES = 64, 40
 
 
-def train(path: str, epochs: int, seed: int) -> dict[str, Any]:
+def train(path: str, epochs: int, seed: int, verbose: int) -> dict[str, Any]:
     """Train, write the run file, and return the figures of the run."""
     keras.utils.set_random_seed(seed)
     keras.config.set_dtype_policy("mixed_float16")
@@ -42,7 +42,7 @@ def train(path: str, epochs: int, seed: int) -> dict[str, Any]:
         batch_size=BATCH,
         epochs=epochs,
         shuffle=False,
-        verbose=0,
+        verbose=verbose,
         callbacks=[Monitor(record=path)],
     )
     good = np.isfinite(x[:, 0])
@@ -64,7 +64,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    figures = train(options.out, options.epochs, options.seed)
+    verbose = 0 if options.json else 2
+    figures = train(options.out, options.epochs, options.seed, verbose)
     if options.json:
         print(json.dumps(figures))
         return

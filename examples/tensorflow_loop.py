@@ -63,7 +63,7 @@ def train(replicas: int, steps: int, seed: int) -> dict[str, Any]:
         losses = strategy.run(replica_step, args=(x, y, bad))
         return strategy.reduce(tf.distribute.ReduceOp.MEAN, losses, axis=None)
 
-    rng, losses = np.random.default_rng(seed), []
+    rng, losses, culprits = np.random.default_rng(seed), [], 0
     for number in range(1, steps + 1):
         x = rng.uniform(-2.0, 2.0, (BATCH, 1)).astype("float32")
         bad = tf.constant(number == BAD_STEP)

@@ -5,7 +5,6 @@ are part of Keras' wheel.
 
     --baseline  leave Keras' class in place
     --lift      run the tests that Keras skips on JAX: those of the stateful `apply`
-    --broken    a class whose scale never moves, to see that the tests notice
 """
 
 import argparse
@@ -39,12 +38,10 @@ PLACES = (
 NAME = "LossScaleOptimizer"
 
 
-def swap(broken: bool = False) -> type:
+def swap() -> type:
     """Replace Keras' class everywhere before a test file imports it; return ours."""
     from gradscale.keras import LossScaleOptimizer
 
-    if broken:
-        LossScaleOptimizer._settle = lambda self, *step: None  # type: ignore[method-assign]
     for place in PLACES:
         setattr(importlib.import_module(place), NAME, LossScaleOptimizer)
     bound = [
@@ -108,21 +105,18 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--baseline", action="store_true")
     parser.add_argument("--lift", action="store_true")
-    parser.add_argument("--broken", action="store_true")
     options = parser.parse_args(argv)
     account = Account(options.lift)
     kind = keras.optimizers.LossScaleOptimizer
     if not options.baseline:
-        kind = swap(options.broken)
+        kind = swap()
     count_instances(kind, account)
     folder = Path(keras.__file__).parent / "src"
     settings = [
         *("-c", os.devnull, "--rootdir", str(folder), "--noconftest", "-q"),
         *("--disable-plugin-autoload", "-p", "no:cacheprovider", "--disable-warnings"),
     ]
-    # Keras' tests have stateful and stateless variants; lifting is for one file.
-    files = list(TESTS)[:1] if options.lift else list(TESTS)
-    code = pytest.main([*settings, *(str(folder / f) for f in files)], [account])
+    code = pytest.main([*settings, *(str(folder / f) for f in TESTS)], [account])
     result = {
         "backend": keras.backend.backend(),
         "class": f"{kind.__module__}.{kind.__qualname__}",

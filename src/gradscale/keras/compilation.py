@@ -20,7 +20,6 @@ def compile(
 
     >>> import keras
     >>> from gradscale.keras import compile
-    >>> policy = keras.DTypePolicy("mixed_float16")
     >>> model = keras.Sequential([keras.layers.Dense(1)])
     >>> compile(model, keras.optimizers.SGD(0.1), loss="mse")
     >>> type(model.optimizer).__module__
@@ -54,23 +53,25 @@ def loss_scaled(optimizer: Any, policy: Policy | None = None) -> LossScaleOptimi
             rule of Keras with bounds.
 
     Raises:
-        ConfigError: The optimizer has a gradscale policy and another one was passed.
+        ConfigError: The optimizer has a policy or a `loss_scale_factor`, and another
+            policy was passed.
     """
     given = keras.optimizers.get(optimizer)
-    if isinstance(given, LossScaleOptimizer):
-        if policy is not None and policy != given.policy:
-            raise ConfigError(
-                f"policy={policy!r} was passed for an optimizer that has the policy "
-                f"{given.policy!r} already. Pass one of them.",
-                code="GS101",
-            )
-        return given
-    if isinstance(given, KerasLossScaleOptimizer):
+    ours = isinstance(given, LossScaleOptimizer)
+    if isinstance(given, KerasLossScaleOptimizer) and not ours:
         return _converted(given, policy)
-    factor = given.loss_scale_factor
-    if policy is None and factor is not None:
-        policy = StaticScale(scale=factor)
-    return LossScaleOptimizer(given, policy=policy)
+    own = given.policy if ours else _static(given.loss_scale_factor)
+    if own is not None and policy is not None and policy != own:
+        raise ConfigError(
+            f"policy={policy!r} was passed for an optimizer that has the policy "
+            f"{own!r} already. Only one of them can set the scale. Pass one of them.",
+            code="GS101",
+        )
+    return given if ours else LossScaleOptimizer(given, policy=policy or own)
+
+
+def _static(factor: float | None) -> StaticScale | None:
+    return None if factor is None else StaticScale(scale=factor)
 
 
 def _converted(given: Any, policy: Policy | None) -> LossScaleOptimizer:

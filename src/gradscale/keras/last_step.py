@@ -39,15 +39,17 @@ class LastStep:
 
     Args:
         size: The number of gradients.
+        scale: The scale before the first step.
 
     Attributes:
         counts: int[4], the fields of `Counts`.
         facts: f32[6 + n], the facts of `HEAD` and then the peaks.
     """
 
-    def __init__(self, size: int) -> None:
-        self.counts = _variable(len(Counts._fields), "int", "step_counts")
-        self.facts = _variable(len(HEAD) + size, "float32", "last_step")
+    def __init__(self, size: int, scale: float) -> None:
+        self.counts = _variable([0] * len(Counts._fields), "int", "step_counts")
+        facts = [scale] + [0.0] * (len(HEAD) - 1 + size)
+        self.facts = _variable(facts, "float32", "last_step")
 
     @property
     def variables(self) -> list[Any]:
@@ -114,12 +116,7 @@ def culprits_of(peaks: dict[str, float]) -> tuple[str, ...]:
     return tuple(name for name, peak in peaks.items() if not math.isfinite(peak))
 
 
-def _variable(size: int, dtype: str, name: str) -> Any:
+def _variable(values: Sequence[float], dtype: str, name: str) -> Any:
     return keras.Variable(
-        initializer="zeros",
-        shape=(size,),
-        dtype=dtype,
-        trainable=False,
-        aggregation="none",
-        name=name,
+        values, dtype=dtype, trainable=False, aggregation="none", name=name
     )

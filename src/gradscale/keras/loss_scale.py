@@ -12,7 +12,7 @@ from gradscale.keras.reading import Reading, judged, read
 from gradscale.keras.replicas import largest_of_replicas
 from gradscale.keras.settings import GROWTH_STEPS, INITIAL_SCALE, policy_of
 
-# Below it, TensorFlow's own classes never went.
+# TensorFlow's own classes never go below it.
 FLOOR = 1.0
 
 
@@ -62,7 +62,7 @@ class LossScale(tf.Module):
 
     def read(self, grads: Any) -> Reading:
         """Read unscaled gradients; all replicas get the same result."""
-        flat = [g for g in tf.nest.flatten(grads) if g is not None]
+        flat = [g for g in tf.nest.flatten(grads) if g is not None] or [tf.zeros(())]
         scaled = [True] * len(flat)
         seen = read(flat, scaled, tf.constant(1.0))
         if tf.distribute.in_cross_replica_context():
@@ -126,14 +126,25 @@ class DynamicLossScale(LossScale):
         multiplier: float = 2.0,
     ) -> None:
         super().__init__(
-            DynamicScale(
-                init_scale=initial_loss_scale,
-                growth_factor=multiplier,
-                backoff_factor=1.0 / multiplier,
-                growth_interval=increment_period,
-                min_scale=FLOOR,
-            )
+            dynamic_policy(initial_loss_scale, increment_period, multiplier)
         )
+
+
+def dynamic_policy(
+    initial_scale: float, growth_steps: int, multiplier: float = 2.0
+) -> DynamicScale:
+    """Return the rule of TensorFlow's own classes.
+
+    >>> dynamic_policy(8.0, 2000).min_scale, dynamic_policy(0.25, 2000).min_scale
+    (1.0, 0.25)
+    """
+    return DynamicScale(
+        init_scale=initial_scale,
+        growth_factor=multiplier,
+        backoff_factor=1.0 / multiplier,
+        growth_interval=growth_steps,
+        min_scale=min(FLOOR, initial_scale),
+    )
 
 
 def loss_scale_of(given: Any) -> LossScale:

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,9 +30,10 @@ class Monitor(keras.callbacks.Callback):
     many steps, with the facts of the last of them; the counts are exact.
 
     Keras gives a callback the mean loss of the epoch so far; the loss in the file is
-    what this mean gained since the row before. A mean that is not finite would hide
-    the losses of the later steps: Monitor resets the metric `loss` then, and logs the
-    mean as it was until the end of the epoch.
+    what the metric `loss` gained since the row before. A mean that is not finite would
+    hide the losses of the later steps: Monitor resets the metric then, and logs the
+    mean as it was until the end of the epoch. A `train_step` of your own that does not
+    update the metric should return the loss of the step as `loss`.
 
     >>> import keras, numpy, tempfile
     >>> from gradscale.keras import LossScaleOptimizer
@@ -59,7 +60,7 @@ class Monitor(keras.callbacks.Callback):
             continues its file in any case.
         guard: "raise" ends the run with `HopelessRun` once no scale can help; "report"
             prints it.
-        quiet: Write findings and do not print them.
+        quiet: Print nothing; findings are written.
         meta: Further facts about the run for the file, JSON values.
         sample_every: The distance of the steps whose peaks are kept for each variable.
 
@@ -86,6 +87,7 @@ class Monitor(keras.callbacks.Callback):
         self._record = record
         self._meta = dict(meta or {})
         self._sample_every = sample_every
+        self._quiet = quiet
         self._file = self._open(resume)
         self._settings: dict[str, Any] = {
             "sinks": list(sinks),
@@ -97,7 +99,11 @@ class Monitor(keras.callbacks.Callback):
         self._run = RecordedRun(recorder=self._file, **self._settings)
         self._closed = False
         self._step = 0
-        self._epoch = _EpochLoss()
+        # Of the epoch so far: batches; total and weight of their losses, as the metric
+        # has them; the first mean that was not finite.
+        self._batches = 0
+        self._loss_sum = (0.0, 0.0)
+        self._nonfinite: float | None = None
 
     @property
     def path(self) -> Path | None:
@@ -114,9 +120,10 @@ class Monitor(keras.callbacks.Callback):
             loss: float[], the loss before it was scaled; None if it is not known.
 
         Raises:
+            ConfigError: The optimizer is not that of gradscale.
             HopelessRun: No scale can help, and `guard` is "raise".
         """
-        counts, facts = optimizer._facts().values()
+        counts, facts = _checked(optimizer)._facts().values()
         known = None if loss is None else float(ops.convert_to_numpy(loss))
         finite = known is None or math.isfinite(known)
         return self._see(optimizer, counts, facts, known, finite)
@@ -142,7 +149,7 @@ class Monitor(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check the optimizer; continue the file of an earlier `fit`."""
-        optimizer = self._optimizer()
+        optimizer = _checked(self.model.optimizer)
         if self._closed:
             self._file = self._open(resume=True)
             self._run = RecordedRun(recorder=self._file, **self._settings)
@@ -152,20 +159,23 @@ class Monitor(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Expect a new mean of the loss."""
-        self._epoch = _EpochLoss()
+        self._batches = 0
+        self._loss_sum = (0.0, 0.0)
+        self._nonfinite = None
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Record the step and add to the logs."""
-        optimizer = self._optimizer()
-        counts, facts = self._values(optimizer)
-        mean = (logs or {}).get("loss")
-        single = batch == self._epoch.batches
-        loss = self._epoch.gained(batch + 1, mean)
+        optimizer = _checked(self.model.optimizer)
+        counts, facts = self._values(
+            optimizer._facts().variables, optimizer.variables, "optimizer_variables"
+        )
+        single = batch == self._batches
+        self._batches = batch + 1
+        loss = self._step_loss((logs or {}).get("loss"))
         finite = loss is None or math.isfinite(loss)
         if not finite:
-            self._reset_loss()
             # Of several steps, another one may have had that loss.
             finite = not single and record_of(counts, facts).finite
         record = self._see(optimizer, counts, facts, loss, finite)
@@ -173,7 +183,7 @@ class Monitor(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Add to the logs."""
-        optimizer = self._optimizer()
+        optimizer = _checked(self.model.optimizer)
         counts, facts = optimizer._facts().values()
         self._log(logs, record_of(counts, facts), counts)
 
@@ -181,37 +191,54 @@ class Monitor(keras.callbacks.Callback):
         """Close the run file."""
         self.close()
 
-    def _optimizer(self) -> LossScaleOptimizer:
-        optimizer = self.model.optimizer
-        if not isinstance(optimizer, LossScaleOptimizer):
-            raise ConfigError(
-                f"The model was compiled with a {type(optimizer).__name__}. Monitor "
-                "reads the outcome of a step from gradscale's optimizer. Compile with "
-                "gradscale.keras.compile(model, optimizer, ...), or pass "
-                "gradscale.keras.LossScaleOptimizer(optimizer) to model.compile().",
-                code="GS101",
-            )
-        return optimizer
+    def _values(
+        self, variables: Sequence[Any], all_variables: Sequence[Any], kind: str
+    ) -> list[Any]:
+        """Return the values of some variables as the last step has left them.
 
-    def _values(self, optimizer: LossScaleOptimizer) -> tuple[Any, Any]:
-        """Return the counts and facts of the step that has just ended."""
-        if keras.backend.backend() == "jax":
-            # While JAX trains, the variables are empty and the values are here. A full
-            # synchronization would assign every variable of the model.
-            state = getattr(self.model, "_jax_state", None)
-            if state is not None:
-                counts, facts = state["optimizer_variables"][-2:]
-                return counts, facts
-            self.model.jax_state_sync()
-        return optimizer._facts().values()
+        Args:
+            variables: Some of `all_variables`.
+            all_variables: All of one kind.
+            kind: Their name in the state of a JAX model.
+        """
+        state = getattr(self.model, "_jax_state", None)
+        if state is None:
+            return [ops.copy(variable.value) for variable in variables]
+        # While JAX trains, the variables are empty and the values are here. A full
+        # synchronization would assign every variable of the model.
+        places = {id(variable): i for i, variable in enumerate(all_variables)}
+        return [state[kind][places[id(variable)]] for variable in variables]
 
-    def _reset_loss(self) -> None:
-        """Start the mean of the loss anew."""
+    def _step_loss(self, mean: float | None) -> float | None:
+        """Return the mean loss of the steps since the last call.
+
+        Args:
+            mean: The entry `loss` of the logs.
+        """
+        metrics = [metric for metric in self.model.metrics if metric.name == "loss"]
+        if mean is None or not metrics:
+            return mean
+        metric = metrics[0]
+        values = self._values(
+            [metric.total, metric.count],
+            self.model.metrics_variables,
+            "metrics_variables",
+        )
+        total, weight = (float(ops.convert_to_numpy(value)) for value in values)
+        earlier, covered = self._loss_sum
+        if weight == covered:
+            # A train_step that does not update it.
+            return mean
+        self._loss_sum = (total, weight)
+        if math.isfinite(total):
+            return (total - earlier) / (weight - covered)
+        if self._nonfinite is None:
+            self._nonfinite = mean
         if keras.backend.backend() == "jax":
             self.model.jax_state_sync()
-        for metric in self.model.metrics:
-            if metric.name == "loss":
-                metric.reset_state()
+        metric.reset_state()
+        self._loss_sum = (0.0, 0.0)
+        return total
 
     def _log(
         self, logs: dict[str, Any] | None, record: StepRecord, counts: Any
@@ -220,8 +247,8 @@ class Monitor(keras.callbacks.Callback):
             return
         logs["scale"] = record.scale
         logs["skipped"] = int(ops.convert_to_numpy(counts)[1])
-        if self._epoch.nonfinite is not None:
-            logs["loss"] = self._epoch.nonfinite
+        if self._nonfinite is not None:
+            logs["loss"] = self._nonfinite
 
     def _see(
         self,
@@ -264,44 +291,23 @@ class Monitor(keras.callbacks.Callback):
             self._record,
             process=_process,
             resume=resume,
+            quiet=self._quiet,
             meta={"keras": keras.version(), "backend": keras.backend.backend()}
             | self._meta,
             sample_every=self._sample_every,
         )
 
 
-class _EpochLoss:
-    """The loss of single steps from the mean of an epoch.
-
-    Attributes:
-        batches: Batches of the epoch so far.
-        nonfinite: The first mean that was not finite; None if there was none.
-    """
-
-    def __init__(self) -> None:
-        self.batches = 0
-        self.nonfinite: float | None = None
-        # Batches in the mean, and the mean.
-        self._covered = (0, 0.0)
-
-    def gained(self, batches: int, mean: float | None) -> float | None:
-        """Return the mean loss of the batches since the last call.
-
-        Args:
-            batches: Batches of the epoch so far.
-            mean: Their mean loss, or that since the last one that was not finite.
-        """
-        new, self.batches = batches - self.batches, batches
-        if mean is None:
-            return None
-        if not math.isfinite(mean):
-            self._covered = (0, 0.0)
-            if self.nonfinite is None:
-                self.nonfinite = mean
-            return mean
-        count, earlier = self._covered
-        self._covered = (count + new, mean)
-        return (mean * (count + new) - earlier * count) / new
+def _checked(optimizer: Any) -> LossScaleOptimizer:
+    if not isinstance(optimizer, LossScaleOptimizer):
+        raise ConfigError(
+            f"The optimizer is a {type(optimizer).__name__}. Monitor reads the outcome "
+            "of a step from gradscale.keras.LossScaleOptimizer. Compile with "
+            "gradscale.keras.compile(model, optimizer, ...), or pass "
+            "gradscale.keras.LossScaleOptimizer(optimizer) to model.compile().",
+            code="GS101",
+        )
+    return optimizer
 
 
 def _process() -> Process:

@@ -11,7 +11,7 @@ from keras.optimizers import LossScaleOptimizer as KerasLossScaleOptimizer
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import Policy
 from gradscale.core.state import FixedState, Observed, ScaleState
-from gradscale.errors import GradientError, StateError
+from gradscale.errors import ConfigError, GradientError, StateError
 from gradscale.keras.last_step import Counts, LastStep, outcome, packed
 from gradscale.keras.reading import divided, judged, multiplied, read
 from gradscale.keras.settings import (
@@ -65,14 +65,15 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
         kwargs: Accepted and refused as by Keras' own class.
 
     Raises:
-        ConfigError: A setting can never work. It is a ValueError.
+        ConfigError: A setting can never work, or the inner optimizer is none or is
+            wrapped already. It is a ValueError.
         ValueError: An argument belongs to the inner optimizer.
 
     Attributes:
         policy: The policy in use.
         inner_optimizer: As given.
         initial_scale: The first scale of the policy.
-        dynamic_growth_steps: As given.
+        dynamic_growth_steps: The growth interval of the policy, if it has one.
         dynamic_scale: f32[], the scale for the next loss; a variable once built.
         step_counter: int[], finite steps in a row; a variable once built.
     """
@@ -87,11 +88,12 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
         policy: Policy | None = None,
         **kwargs: Any,
     ) -> None:
+        _check_inner(inner_optimizer)
         rule = policy_of(policy, initial_scale, dynamic_growth_steps)
         super().__init__(
             inner_optimizer,
             initial_scale=rule.init_state().scale,
-            dynamic_growth_steps=dynamic_growth_steps,
+            dynamic_growth_steps=getattr(rule, "growth_interval", dynamic_growth_steps),
             name=name,
             **kwargs,
         )
@@ -107,7 +109,7 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
         var_list = list(var_list)
         super().build(var_list)
         with keras.name_scope(self.name, caller=self):
-            self._last_step = LastStep(len(var_list))
+            self._last_step = LastStep(len(var_list), self.initial_scale)
 
     @property
     def variables(self) -> list[Any]:
@@ -139,11 +141,13 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
         Raises:
             GradientError: There is no gradient, or their number is wrong. It is a
                 ValueError.
+            StateError: The variables are not known yet. It is a ValueError.
         """
         grads = list(grads)
         if not grads:
             return
         if trainable_variables is None:
+            self._facts()
             variables = list(self._trainable_variables)
         else:
             variables = list(trainable_variables)
@@ -421,6 +425,23 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
                 "policy whose bounds include the scale.",
                 code="GS302",
             )
+
+
+def _check_inner(inner: Any) -> None:
+    if isinstance(inner, KerasLossScaleOptimizer):
+        raise ConfigError(
+            f"inner_optimizer is a {type(inner).__name__}. The loss would be scaled "
+            "once and the gradients unscaled twice. Pass the optimizer inside it, "
+            "inner_optimizer.inner_optimizer, or convert it with loss_scaled().",
+            code="GS101",
+        )
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise ConfigError(
+            f"inner_optimizer={inner!r} is a {type(inner).__name__}. A step needs an "
+            "optimizer of Keras. Pass one, such as keras.optimizers.Adam(), or use "
+            "loss_scaled(), which takes names and configurations too.",
+            code="GS101",
+        )
 
 
 def _check_number(grads: Sequence[Any], variables: Sequence[Any]) -> None:

@@ -75,18 +75,20 @@ def multiplied(loss: Any, scale: Any) -> Any:
 def divided(grad: Any, scale: Any) -> Any:
     """Return a gradient divided by the scale, in f32 at least; sparse stays sparse."""
     # As Keras does, for any scale; and TensorFlow computes 1 / 2^126 as 0 in a graph.
-    dtype = widest([grad])
+    dtype = keras.backend.standardize_dtype(grad.dtype)
+    if not dtype.startswith("complex"):
+        dtype = widest([grad])
     return ops.divide(ops.cast(grad, dtype), ops.cast(scale, dtype))
 
 
 def widest(values: Sequence[Any]) -> str:
-    """Return the dtype to compute in: float64 if one has it, else float32."""
+    """Return the dtype of magnitudes: float64 if a value has it, else float32."""
     dtypes = {
         keras.backend.standardize_dtype(value.dtype)
         for value in values
         if value is not None
     }
-    return "float64" if "float64" in dtypes else "float32"
+    return "float64" if dtypes & {"float64", "complex128"} else "float32"
 
 
 def _peak(grad: Any, dtype: str) -> Any:

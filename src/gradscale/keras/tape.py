@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from gradscale.errors import ConfigError
 from gradscale.keras.loss_scale import LossScale, loss_scale_of
-from gradscale.keras.reading import divided
+from gradscale.keras.reading import divided, read
 
 
 class LossScaleGradientTape(tf.GradientTape):
@@ -126,7 +126,7 @@ def _until_finite(
     """Return gradients of the first finite attempt, or of the last one."""
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
-        return _loop(loss_scale, attempt, lambda grads: loss_scale.read(grads).finite)
+        return _loop(loss_scale, attempt, _finite)
 
     def on_all(strategy: Any, attempts: Any) -> Any:
         # In a cross-replica context: a loop may not reduce over replicas inside.
@@ -145,9 +145,7 @@ def _until_finite(
 
 
 def _finite(grads: list[Any]) -> tf.Tensor:
-    return tf.reduce_all(
-        [tf.reduce_all(tf.math.is_finite(g)) for g in grads if g is not None]
-    )
+    return read(grads, [True] * len(grads), tf.constant(1.0)).finite
 
 
 def _loop(

@@ -25,10 +25,10 @@ import tensorflow as tf
 from gradscale.core.policies import DynamicScale, Policy, StaticScale
 from gradscale.errors import ConfigError
 from gradscale.keras.loss_scale import (
-    FLOOR,
     DynamicLossScale,
     FixedLossScale,
     LossScale,
+    dynamic_policy,
     loss_scale_of,
 )
 from gradscale.keras.reading import divided, multiplied
@@ -97,7 +97,7 @@ class LossScaleOptimizer(_Scaled, tf.Module):
 
     Raises:
         ConfigError: The arguments contradict each other. It is a ValueError.
-        TypeError: `dynamic` is not a bool.
+        TypeError: `dynamic` is not a bool, or the optimizer is wrapped already.
 
     Attributes:
         inner_optimizer: As given.
@@ -118,6 +118,14 @@ class LossScaleOptimizer(_Scaled, tf.Module):
             raise TypeError(
                 '"dynamic" argument to LossScaleOptimizer.__init__ must be a bool, '
                 f"but got: {dynamic!r}"
+            )
+        if isinstance(inner_optimizer, keras.optimizers.LossScaleOptimizer) or hasattr(
+            inner_optimizer, "get_unscaled_gradients"
+        ):
+            # The message of tf.keras.
+            raise TypeError(
+                "LossScaleOptimizer cannot wrap another LossScaleOptimizer, but got: "
+                f"{inner_optimizer}"
             )
         self._inner = inner_optimizer
         if policy is None:
@@ -187,22 +195,26 @@ class LossScaleOptimizer(_Scaled, tf.Module):
         """Return the gradients divided by the scale, in f32 at least; None stays."""
         return self._unscaled(grads)
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> None:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Any, Any]], **kwargs: Any
+    ) -> None:
         """Apply unscaled gradients, or skip the step; move the scale.
+
+        Args:
+            grads_and_vars: Pairs; a gradient may be None.
+            kwargs: Further arguments of the wrapped optimizer's `apply_gradients`.
 
         Raises:
             ValueError: There is no gradient, or this is a cross-replica context.
         """
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-        if not pairs:
-            raise ValueError("No gradients provided for any variable.")
-        variables = [variable for _, variable in pairs]
+        grads, variables = _with_gradients(grads_and_vars)
         _build(self._inner, variables)
 
         def apply(grads: Sequence[Any]) -> None:
-            self._inner.apply_gradients(list(zip(grads, variables, strict=True)))
+            pairs = list(zip(grads, variables, strict=True))
+            self._inner.apply_gradients(pairs, **kwargs)
 
-        self._step([grad for grad, _ in pairs], apply, self._count)
+        self._step(grads, apply, self._count)
 
     def minimize(
         self, loss: Callable[[], Any] | Any, var_list: Sequence[Any], tape: Any = None
@@ -272,8 +284,7 @@ class MixedPrecisionLossScaleOptimizer(_Scaled, tf.compat.v1.train.Optimizer):
         self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
     ) -> None:
         """Apply unscaled gradients, or skip the step; move the scale."""
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
-        variables = [variable for _, variable in pairs]
+        grads, variables = _with_gradients(grads_and_vars)
         with tf.init_scope():
             self._inner._create_slots(variables)
 
@@ -282,18 +293,16 @@ class MixedPrecisionLossScaleOptimizer(_Scaled, tf.compat.v1.train.Optimizer):
                 list(zip(grads, variables, strict=True)), global_step, name
             )
 
-        self._step([grad for grad, _ in pairs], apply, lambda: None)
+        self._step(grads, apply, lambda: None)
 
 
 def _policy(
     dynamic: bool, initial_scale: float | None, growth_steps: int | None
 ) -> Policy:
     if dynamic:
-        start = INITIAL_SCALE if initial_scale is None else initial_scale
-        return DynamicScale(
-            init_scale=start,
-            growth_interval=GROWTH_STEPS if growth_steps is None else growth_steps,
-            min_scale=min(FLOOR, start),
+        return dynamic_policy(
+            INITIAL_SCALE if initial_scale is None else initial_scale,
+            GROWTH_STEPS if growth_steps is None else growth_steps,
         )
     if initial_scale is None or growth_steps is not None:
         raise ConfigError(
@@ -304,6 +313,14 @@ def _policy(
             code="GS101",
         )
     return StaticScale(scale=initial_scale)
+
+
+def _with_gradients(pairs: Iterable[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    """Return the gradients that are not None, and their variables."""
+    found = [(grad, variable) for grad, variable in pairs if grad is not None]
+    if not found:
+        raise ValueError("No gradients provided for any variable.")
+    return [grad for grad, _ in found], [variable for _, variable in found]
 
 
 def _build(optimizer: Any, variables: Sequence[Any]) -> None:

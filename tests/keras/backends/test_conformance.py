@@ -9,6 +9,7 @@ from keras import ops
 
 from gradscale import PYTHON, DynamicScale, Observed
 from gradscale.keras import LossScaleOptimizer
+from gradscale.keras.reading import read
 from tests.keras.backends.steps import BACKEND
 from tests.strategies import binary_policy, flags
 
@@ -32,39 +33,25 @@ def optimizer_scales(policy, traces):
     return RUNS[BACKEND](optimizer, weight, fill)
 
 
-def eager_run(optimizer, weight, fill):
-    first = [ops.convert_to_numpy(v.value).copy() for v in optimizer.variables]
-    scales = []
-    for trace in fill:
-        for variable, value in zip(optimizer.variables, first, strict=True):
-            variable.assign(value)
-        found = []
-        for grad in trace:
-            optimizer.apply([ops.convert_to_tensor(grad)], [weight])
-            found.append(optimizer.scale)
-        scales.append(found)
-    return scales
-
-
 def tensorflow_run(optimizer, weight, fill):
     import tensorflow as tf
 
     first = [v.numpy() for v in optimizer.variables]
 
-    @tf.function
-    def run(trace):
-        scales = tf.TensorArray(tf.float32, STEPS)
-        for step in tf.range(STEPS):
-            optimizer.apply([trace[step]], [weight])
-            scales = scales.write(step, optimizer.dynamic_scale.value)
-        return scales.stack()
+    @tf.function(jit_compile=True)
+    def run(fill):
+        count, steps = fill.shape[:2]
+        scales = tf.TensorArray(tf.float32, count * steps, element_shape=())
+        for trace in tf.range(count):
+            for variable, value in zip(optimizer.variables, first, strict=True):
+                variable.assign(value)
+            for step in tf.range(steps):
+                optimizer.apply([fill[trace, step]], [weight])
+                scale = optimizer.dynamic_scale.value
+                scales = scales.write(trace * steps + step, scale)
+        return tf.reshape(scales.stack(), (count, steps))
 
-    found = []
-    for trace in fill:
-        for variable, value in zip(optimizer.variables, first, strict=True):
-            variable.assign(value)
-        found.append(run(tf.constant(trace)).numpy().tolist())
-    return found
+    return run(tf.constant(fill)).numpy().tolist()
 
 
 def jax_run(optimizer, weight, fill):
@@ -83,7 +70,30 @@ def jax_run(optimizer, weight, fill):
     return jax.jit(jax.vmap(run))(fill).tolist()
 
 
-RUNS = {"tensorflow": tensorflow_run, "jax": jax_run, "torch": eager_run}
+def torch_run(optimizer, weight, fill):
+    """Take the steps of all traces at once, without the branch of Python in `apply`."""
+    import torch
+
+    variables = optimizer.variables
+    place = [v is optimizer.dynamic_scale for v in variables].index(True)
+    inside = [v.value.detach().expand(len(fill), *v.shape) for v in variables]
+
+    def step(inside, grad):
+        mapping = list(zip(variables, inside, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            scale = optimizer.dynamic_scale.value
+            reading = read([grad], [True], scale)
+            optimizer._settle(reading.finite, reading.amax, reading.peaks)
+        return [scope.get_current_value(variable) for variable in variables]
+
+    scales = []
+    for grads in torch.tensor(fill).unbind(1):
+        inside = torch.vmap(step)(inside, grads)
+        scales.append(inside[place])
+    return torch.stack(scales, 1).tolist()
+
+
+RUNS = {"tensorflow": tensorflow_run, "jax": jax_run, "torch": torch_run}
 
 
 def test_another_policy_gives_other_scales():
@@ -100,6 +110,21 @@ def test_a_thousand_traces_give_the_scales_of_python(seed):
     traces = [flags(rng, STEPS) for _ in range(250)]
     expected = [python_scales(policy, trace) for trace in traces]
     assert optimizer_scales(policy, traces) == expected
+
+
+def test_eager_steps_give_the_scales_of_python():
+    policy = DynamicScale(init_scale=8.0, growth_interval=2, min_scale=2.0)
+    rng = random.Random(0)
+    trace = flags(rng, 20)
+    weight = keras.Variable([1.0])
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), policy=policy)
+    optimizer.build([weight])
+    scales = []
+    for finite in trace:
+        grad = ops.convert_to_tensor([1.0 if finite else float("inf")])
+        optimizer.apply([grad], [weight])
+        scales.append(optimizer.scale)
+    assert scales == python_scales(policy, trace)
 
 
 def test_tolerance_and_bounds_give_the_scales_of_python():

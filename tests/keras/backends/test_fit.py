@@ -1,5 +1,6 @@
 """`fit` and the callback: logs, run file, verdicts, mixed precision."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -20,14 +21,37 @@ from tests.keras.backends.steps import BACKEND, made, stepped, values
 X = np.random.RandomState(0).randn(32, 4).astype("float32")
 Y = X[:, :2]
 NAN = float("nan")
+# A function of TensorFlow takes a second to trace; for tests about something else.
+EAGERLY = BACKEND == "tensorflow"
 
 
-def model_of(optimizer=None, **settings):
-    model = keras.Sequential(
+def network():
+    return keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(2, name="head")], name="net"
     )
-    inner = keras.optimizers.SGD(0.01) if optimizer is None else optimizer
-    compile(model, inner, loss="mse", **settings)
+
+
+def model_of(optimizer="sgd", **settings):
+    model = network()
+    compile(model, optimizer, loss="mse", **settings)
+    return model
+
+
+@functools.cache
+def compiled_once():
+    """Return a model and the values of its variables before the first step."""
+    model = model_of(keras.optimizers.SGD(0.01))
+    model.optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *model.optimizer.variables]
+    return model, [(v, ops.convert_to_numpy(v.value).copy()) for v in variables]
+
+
+@pytest.fixture
+def model():
+    """Return a new model; one for all tests, since it takes a second to compile."""
+    model, first = compiled_once()
+    for variable, value in first:
+        variable.assign(value)
     return model
 
 
@@ -71,7 +95,8 @@ def test_model_compile_takes_our_class_as_it_is():
 
 def test_a_static_loss_scale_factor_is_honoured():
     keras.config.set_dtype_policy("mixed_float16")
-    model = model_of(keras.optimizers.SGD(0.01, loss_scale_factor=64.0))
+    inner = keras.optimizers.SGD(0.01, loss_scale_factor=64.0)
+    model = model_of(inner, run_eagerly=EAGERLY)
     assert model.optimizer.policy == StaticScale(scale=64.0)
     fitted(model)
     assert model.optimizer.scale == 64.0
@@ -83,10 +108,12 @@ def test_two_policies_for_one_optimizer_are_an_error():
     assert loss_scaled(optimizer) is optimizer
     with pytest.raises(ConfigError, match="has the policy"):
         loss_scaled(optimizer, StaticScale(scale=2.0))
+    factor = keras.optimizers.SGD(0.1, loss_scale_factor=64.0)
+    with pytest.raises(ConfigError, match=r"StaticScale\(scale=64\.0\) already"):
+        loss_scaled(factor, DynamicScale())
 
 
-def test_train_on_batch_counts_its_steps():
-    model = model_of()
+def test_train_on_batch_counts_its_steps(model):
     model.train_on_batch(X[:8], Y[:8])
     model.train_on_batch(with_nan(0)[:8], Y[:8])
     optimizer = model.optimizer
@@ -95,7 +122,7 @@ def test_train_on_batch_counts_its_steps():
 
 
 def test_a_compiled_fit_skips_and_names_culprits():
-    model = model_of(jit_compile="auto")
+    model = model_of(jit_compile=BACKEND != "torch")
     fitted(model, with_nan(31))
     assert model.optimizer.last.culprits == ("net/head/kernel", "net/head/bias")
     assert all(np.isfinite(w).all() for w in model.get_weights())
@@ -104,22 +131,19 @@ def test_a_compiled_fit_skips_and_names_culprits():
 # --- the callback ---------------------------------------------------------------------
 
 
-def test_scale_and_skips_are_in_the_logs():
-    model = model_of()
+def test_scale_and_skips_are_in_the_logs(model):
     history = fitted(model, with_nan(9), [Monitor(quiet=True)], epochs=2).history
     assert history["skipped"] == [1, 2]
     assert history["scale"] == [2.0**14, 2.0**13]
     assert np.isnan(history["loss"]).all()
 
 
-def test_the_progress_bar_shows_them(capsys):
-    model = model_of()
+def test_the_progress_bar_shows_them(model, capsys):
     model.fit(X, Y, batch_size=8, verbose=2, callbacks=[Monitor(quiet=True)])
     assert "scale: 32768.0000 - skipped: 0" in capsys.readouterr().out
 
 
-def test_the_run_file_has_a_row_for_each_step(tmp_path):
-    model = model_of()
+def test_the_run_file_has_a_row_for_each_step(model, tmp_path):
     monitor = Monitor(record=tmp_path / "run.gs", quiet=True, meta={"run": "test"})
     fitted(model, with_nan(9), [monitor])
     assert monitor.path == tmp_path / "run.gs"
@@ -136,40 +160,72 @@ def test_the_run_file_has_a_row_for_each_step(tmp_path):
     assert (meta["backend"], meta["run"]) == (BACKEND, "test")
 
 
-def test_the_loss_of_a_step_is_in_its_row(tmp_path):
-    model = model_of()
-    expected = []
-    twin = model_of()
-    twin.set_weights(model.get_weights())
-    for start in range(0, 32, 8):
-        rows = slice(start, start + 8)
-        expected.append(float(np.mean((twin.predict_on_batch(X[rows]) - Y[rows]) ** 2)))
-        twin.train_on_batch(X[rows], Y[rows])
-    fitted(model, X, [Monitor(record=tmp_path / "run.gs", quiet=True)])
+def step_losses(model, x):
+    """Return the loss of every step of an epoch, computed by NumPy."""
+    weight, bias = model.get_weights()
+    losses = []
+    for start in range(0, len(x), 8):
+        batch = x[start : start + 8]
+        error = batch @ weight + bias - batch[:, :2]
+        losses.append(float(np.mean(error**2)))
+        weight = weight - 0.01 * batch.T @ error / len(batch)
+        bias = bias - 0.01 * error.mean(0)
+    return losses
+
+
+def test_the_loss_of_a_step_is_in_its_row(model, tmp_path):
+    # Keras' mean counts the four rows of the last batch half.
+    x = np.concatenate([X, 100.0 + X[:4]])
+    expected = step_losses(model, x)
+    fitted(model, x, [Monitor(record=tmp_path / "run.gs", quiet=True)])
     with open_run(tmp_path / "run.gs") as run:
         found = [row.loss for row in run.steps()]
-    # From a running mean in float32.
+    # From a sum in float32.
     assert np.allclose(found, expected, rtol=1e-5)
 
 
-def test_losses_after_one_that_is_not_finite_are_known(tmp_path):
-    model = model_of()
+def test_a_train_step_that_returns_the_loss_of_the_step_is_recorded(tmp_path):
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.head = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.head(x)
+
+        def train_step(self, *given):
+            out = super().train_step(*given)
+            logs = {"loss": ops.convert_to_tensor(3.0)}
+            return (logs, *out[1:]) if BACKEND == "jax" else logs
+
+    own = Own()
+    compile(own, "sgd", loss="mse", run_eagerly=EAGERLY)
+    own._loss_tracker.update_state = lambda *given, **more: None
+    fitted(own, X, [Monitor(record=tmp_path / "run.gs", quiet=True)])
+    with open_run(tmp_path / "run.gs") as run:
+        assert [row.loss for row in run.steps()] == [3.0] * 4
+
+
+def test_losses_after_one_that_is_not_finite_are_known(model, tmp_path):
     fitted(model, with_nan(9), [Monitor(record=tmp_path / "run.gs", quiet=True)])
     with open_run(tmp_path / "run.gs") as run:
         finite = [row.loss is not None and np.isfinite(row.loss) for row in run.steps()]
     assert finite == [True, False, True, True]
 
 
-def test_a_loss_that_stays_nan_has_the_same_verdict_on_every_step(tmp_path):
-    model = model_of()
+def test_a_loss_that_stays_nan_has_the_same_verdict_on_every_step(model, tmp_path):
     x = np.full_like(X, NAN)
     fitted(model, x, [Monitor(record=tmp_path / "run.gs", quiet=True)])
     with open_run(tmp_path / "run.gs") as run:
         assert {row.verdict for row in run.steps()} == {"GS203"}
 
 
-def test_a_second_fit_continues_the_file(tmp_path):
-    model = model_of()
+def test_a_quiet_monitor_prints_nothing(model, tmp_path, capsys):
+    fitted(model, with_nan(9), [Monitor(record=tmp_path / "run.gs", quiet=True)])
+    assert "".join(capsys.readouterr()) == ""
+
+
+def test_a_second_fit_continues_the_file(model, tmp_path):
     monitor = Monitor(record=tmp_path / "run.gs", quiet=True)
     fitted(model, X, [monitor])
     fitted(model, X, [monitor])
@@ -179,8 +235,7 @@ def test_a_second_fit_continues_the_file(tmp_path):
 
 @pytest.mark.skipif(BACKEND != "jax", reason="the file is the same on all backends")
 @pytest.mark.parametrize("command", ["report", "doctor", "tail"])
-def test_a_command_reads_the_file(tmp_path, command):
-    model = model_of()
+def test_a_command_reads_the_file(model, tmp_path, command):
     fitted(model, with_nan(9), [Monitor(record=tmp_path / "run.gs", quiet=True)])
     done = subprocess.run(
         [sys.executable, "-m", "gradscale", command, str(tmp_path / "run.gs")],
@@ -195,7 +250,8 @@ def test_a_command_reads_the_file(tmp_path, command):
 def test_guard_raise_ends_a_hopeless_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     policy = DynamicScale(init_scale=2.0, min_scale=1.0)
-    model = model_of(LossScaleOptimizer(keras.optimizers.SGD(0.01), policy=policy))
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01), policy=policy)
+    model = model_of(optimizer, run_eagerly=EAGERLY)
     with pytest.raises(HopelessRun):
         fitted(
             model,
@@ -208,7 +264,7 @@ def test_guard_raise_ends_a_hopeless_run(tmp_path, monkeypatch):
 def test_another_optimizer_is_refused():
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile("sgd", loss="mse")
-    with pytest.raises(ConfigError, match="compiled with a SGD"):
+    with pytest.raises(ConfigError, match="The optimizer is a SGD"):
         fitted(model, X, [Monitor()])
 
 
@@ -297,27 +353,56 @@ def test_a_step_reads_no_more_from_the_device_than_keras_own():
     assert 0 < counts[LossScaleOptimizer] <= counts[keras.optimizers.LossScaleOptimizer]
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="torch.compile")
+def test_a_step_compiled_by_torch_is_skipped():
+    import torch
+
+    optimizer, variables = made(initial_scale=8.0)
+
+    @torch.compile(backend="eager")
+    def step(grad):
+        with torch.no_grad():
+            optimizer.apply([grad], variables)
+
+    for bad in (8.0, NAN, 8.0):
+        step(torch.tensor([8.0, bad]))
+    assert values(variables) == [[-0.5, 0.5]]
+    assert (optimizer.applied_steps, optimizer.skipped_steps) == (2, 1)
+
+
 # --- JAX ------------------------------------------------------------------------------
 
 
+def data_parallel(devices):
+    return keras.distribution.DataParallel(devices=devices)
+
+
+def model_parallel(devices):
+    mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], devices)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts["net/head/kernel"] = (None, "model")
+    return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
+
+
 @pytest.mark.skipif(BACKEND != "jax", reason="the distribution API is JAX's")
-def test_data_parallel_training_skips_and_equals_one_device():
+@pytest.mark.parametrize("distribution", [data_parallel, model_parallel])
+def test_distributed_training_skips_and_equals_one_device(model, distribution):
     import jax
 
     assert jax.device_count() == 2
-    alone = model_of()
-    weights = alone.get_weights()
-    fitted(alone, with_nan(9))
+    weights = model.get_weights()
+    fitted(model, with_nan(9))
     devices = keras.distribution.list_devices()
-    parallel = keras.distribution.DataParallel(devices=devices)
-    keras.distribution.set_distribution(parallel)
+    keras.distribution.set_distribution(distribution(devices))
     try:
-        model = model_of()
-        model.set_weights(weights)
-        fitted(model, with_nan(9))
-        optimizer = model.optimizer
+        other = model_of(keras.optimizers.SGD(0.01))
+        other.set_weights(weights)
+        fitted(other, with_nan(9), [Monitor(quiet=True)])
+        kernel = other.trainable_variables[0].value
+        assert len(kernel.sharding.device_set) == 2
+        optimizer = other.optimizer
         assert (optimizer.applied_steps, optimizer.skipped_steps) == (3, 1)
-        assert np.allclose(values(model.weights)[0], values(alone.weights)[0])
+        assert np.allclose(values(other.weights)[0], values(model.weights)[0])
     finally:
         keras.distribution.set_distribution(None)
 

@@ -28,7 +28,7 @@ def test_a_step_that_is_not_finite_is_skipped(bad):
 
 
 @pytest.mark.parametrize("bad", [INF, NAN])
-@pytest.mark.parametrize("place", [0, 17, 499, 999])
+@pytest.mark.parametrize("place", [0, 499, 999])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_one_bad_element_anywhere_skips_the_step(bad, place, dtype):
     optimizer, variables = made(variables=[np.ones(1000)])
@@ -107,6 +107,23 @@ def test_no_gradient_at_all_is_an_error_as_in_keras():
     with pytest.raises(GradientError, match="No gradients provided") as caught:
         optimizer.apply([None], variables)
     assert isinstance(caught.value, ValueError)
+
+
+def test_gradients_without_variables_need_an_optimizer_that_is_built():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    with pytest.raises(StateError, match="no variables yet"):
+        optimizer.apply([ops.ones(2)])
+
+
+def test_a_complex_gradient_keeps_its_imaginary_part():
+    weight = keras.Variable(np.array([1.0 + 1.0j, 2.0]), dtype="complex64")
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0)
+    optimizer.build([weight])
+    for grad in ([8.0 + 8.0j, 16.0], [8.0, complex(0.0, NAN)]):
+        grad = ops.convert_to_tensor(np.array(grad, "complex64"))
+        optimizer.apply([grad], [weight])
+    assert values([weight]) == [[0.5 + 0.5j, 1.0]]
+    assert optimizer.skipped_steps == 1
 
 
 def test_a_wrong_number_of_gradients_is_an_error():
@@ -235,6 +252,22 @@ def test_a_multi_optimizer_can_be_wrapped_and_cannot_wrap():
         outer.build(variables)
 
 
+@pytest.mark.parametrize(
+    "kind", [LossScaleOptimizer, keras.optimizers.LossScaleOptimizer]
+)
+def test_a_wrapped_optimizer_cannot_be_wrapped_again(kind):
+    # With Keras' own class the gradients are unscaled twice.
+    inner = kind(keras.optimizers.SGD(0.5))
+    with pytest.raises(ConfigError, match="gradients unscaled twice"):
+        LossScaleOptimizer(inner)
+
+
+@pytest.mark.parametrize("inner", ["adam", None])
+def test_an_inner_optimizer_that_is_none_is_refused(inner):
+    with pytest.raises(ConfigError, match="needs an optimizer of Keras"):
+        LossScaleOptimizer(inner)
+
+
 def test_an_inner_loss_scale_factor_is_cleared():
     inner = keras.optimizers.SGD(0.5, loss_scale_factor=100.0)
     optimizer, variables = made(inner, initial_scale=8.0)
@@ -272,8 +305,8 @@ def test_a_python_number_can_be_scaled():
 
 
 def test_the_scale_never_becomes_zero():
-    optimizer, variables = made()
-    for _ in range(60):
+    optimizer, variables = made(initial_scale=2.0**-20)
+    for _ in range(6):
         stepped(optimizer, variables, [INF, 1.0])
     assert optimizer.scale == 2.0**-24
     stepped(optimizer, variables, [2.0**-24, 2.0**-24])
@@ -281,8 +314,8 @@ def test_the_scale_never_becomes_zero():
 
 
 def test_the_scale_never_becomes_infinite():
-    optimizer, variables = made(initial_scale=2.0**120, dynamic_growth_steps=1)
-    for _ in range(12):
+    optimizer, variables = made(initial_scale=2.0**124, dynamic_growth_steps=1)
+    for _ in range(4):
         stepped(optimizer, variables, [0.0, 0.0])
     assert optimizer.scale == 2.0**126
     stepped(optimizer, variables, [2.0**126, 0.0])
@@ -315,6 +348,12 @@ def test_a_tolerance_forgives_an_overflow():
     assert optimizer.scale == 4.0
 
 
+def test_the_settings_of_a_policy_are_read_by_keras_names():
+    policy = DynamicScale(init_scale=4.0, growth_interval=7)
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), policy=policy)
+    assert (optimizer.initial_scale, optimizer.dynamic_growth_steps) == (4.0, 7)
+
+
 def test_settings_that_can_never_work_are_errors():
     inner = keras.optimizers.SGD(0.5)
     with pytest.raises(ConfigError, match="'adam' is a str"):
@@ -323,8 +362,12 @@ def test_settings_that_can_never_work_are_errors():
         LossScaleOptimizer(inner, 8.0, policy=NoScale())
     with pytest.raises(ConfigError, match="above 8"):
         LossScaleOptimizer(inner, policy=StaticScale(scale=2.0**127))
-    with pytest.raises(ValueError, match=r"init_scale=0\.0 is outside"):
-        LossScaleOptimizer(inner, initial_scale=0.0)
+    for scale in (0.0, -1.0, INF, NAN, 2.0**127):
+        with pytest.raises(ValueError, match=r"init_scale=.* is outside"):
+            LossScaleOptimizer(inner, initial_scale=scale)
+    for steps in (0, 1.5, 2**31):
+        with pytest.raises(ValueError, match="growth_interval="):
+            LossScaleOptimizer(inner, dynamic_growth_steps=steps)
     with pytest.raises(ValueError, match="set `loss_scale_factor` directly"):
         LossScaleOptimizer(inner, dynamic=False)
 
@@ -378,6 +421,8 @@ def test_an_optimizer_without_variables_has_no_outcome():
     assert (optimizer.applied_steps, optimizer.scale) == (0, 2.0**15)
     with pytest.raises(StateError, match="no variables yet"):
         _ = optimizer.last
+    optimizer.build([keras.Variable([1.0])])
+    assert (optimizer.last.step, optimizer.last.scale) == (0, 2.0**15)
 
 
 # --- stateless ------------------------------------------------------------------------

@@ -166,9 +166,13 @@ def test_a_state_of_another_size_is_not_loaded_and_keras_warning_is_given():
 # --- files ----------------------------------------------------------------------------
 
 
+EAGERLY = keras.backend.backend() == "tensorflow"
+
+
 def small_model(optimizer):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    model.compile(optimizer=optimizer, loss="mse")
+    # A function of TensorFlow takes a second to trace.
+    model.compile(optimizer=optimizer, loss="mse", run_eagerly=EAGERLY)
     return model
 
 
@@ -210,7 +214,8 @@ def test_a_model_saved_with_keras_own_is_converted(tmp_path):
     model.fit(X, Y, batch_size=8, epochs=1, verbose=0, shuffle=False)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    loaded.compile(optimizer=loss_scaled(loaded.optimizer), loss="mse")
+    optimizer = loss_scaled(loaded.optimizer)
+    loaded.compile(optimizer=optimizer, loss="mse", run_eagerly=EAGERLY)
     assert type(loaded.optimizer) is LossScaleOptimizer
     for either in (model, loaded):
         either.fit(X, Y, batch_size=8, epochs=1, verbose=0, shuffle=False)

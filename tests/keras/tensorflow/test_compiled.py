@@ -53,19 +53,3 @@ def test_a_training_loop_with_a_gradient_tape():
     losses = [float(step()) for _ in range(40)]
     assert losses[-1] < 0.2 * losses[0]
     assert optimizer.applied_steps + optimizer.skipped_steps == 40
-
-
-def test_steps_per_execution_keeps_exact_counts(tmp_path):
-    from gradscale.keras import Monitor
-    from gradscale.runfile import open_run
-
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.01))
-    model.compile(optimizer, loss="mse", steps_per_execution=3)
-    x = np.random.RandomState(0).randn(36, 4).astype("float32")
-    x[5] = NAN
-    monitor = Monitor(record=tmp_path / "run.gs", quiet=True)
-    model.fit(x, x[:, :2], batch_size=4, shuffle=False, verbose=0, callbacks=[monitor])
-    assert (optimizer.applied_steps, optimizer.skipped_steps) == (8, 1)
-    with open_run(tmp_path / "run.gs") as run:
-        assert [row.step for row in run.steps()] == [3, 6, 9]

@@ -58,15 +58,16 @@ INNERS = {
 
 @pytest.mark.parametrize("graph", [True, False], ids=["tf.function", "eager"])
 @pytest.mark.parametrize("inner", INNERS)
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"initial_scale": 2.0, "dynamic_growth_steps": 2}],
-    ids=["defaults", "fast"],
-)
-def test_a_dynamic_run_equals_that_of_tf_keras(graph, inner, settings):
+def test_a_dynamic_run_equals_that_of_tf_keras(graph, inner):
+    settings = {"initial_scale": 2.0, "dynamic_growth_steps": 2}
     ours = run(LossScaleOptimizer, INNERS[inner](), TRACE, graph, **settings)
     theirs = run(THEIRS, INNERS[inner](), TRACE, graph, **settings)
     assert ours == theirs
+
+
+def test_a_dynamic_run_with_the_defaults_equals_that_of_tf_keras():
+    ours = run(LossScaleOptimizer, INNERS["new"](), TRACE, False)
+    assert ours == run(THEIRS, INNERS["new"](), TRACE, False)
 
 
 def test_a_fixed_run_equals_that_of_tf_keras_as_long_as_it_is_finite():
@@ -137,6 +138,66 @@ def test_none_gradients_stay_and_none_at_all_is_an_error():
         ours.apply_gradients([(None, tf.Variable(1.0))])
 
 
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda: LossScaleOptimizer(tf_keras.optimizers.SGD(0.5)),
+        lambda: THEIRS(tf_keras.optimizers.SGD(0.5)),
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5)),
+    ],
+)
+def test_a_wrapped_optimizer_cannot_be_wrapped_again(wrapped):
+    with pytest.raises(TypeError, match="cannot wrap another LossScaleOptimizer"):
+        LossScaleOptimizer(wrapped())
+
+
+def test_arguments_of_the_wrapped_optimizer_are_passed_on():
+    weight = tf.Variable(3.0)
+    ours = LossScaleOptimizer(tf_keras.optimizers.legacy.SGD(0.5))
+    pair = (tf.constant(2.0), weight)
+    ours.apply_gradients([pair], name="n", experimental_aggregate_gradients=False)
+    assert float(weight) == 2.0
+
+
+def test_a_checkpoint_of_tensorflow_keeps_scale_and_counter(tmp_path):
+    made = []
+    for _ in range(2):
+        ours = LossScaleOptimizer(tf_keras.optimizers.SGD(0.5), dynamic_growth_steps=3)
+        ours.apply_gradients([(tf.constant(1.0), tf.Variable(1.0))])
+        made.append(ours)
+    first, second = made
+    first.apply_gradients([(tf.constant(INF), tf.Variable(1.0))])
+    path = tf.train.Checkpoint(optimizer=first).save(str(tmp_path / "state"))
+    tf.train.Checkpoint(optimizer=second).restore(path).expect_partial()
+    assert float(second.loss_scale) == 2.0**14
+    assert int(second.dynamic_counter) == 0
+
+
+def test_compile_of_tf_keras_refuses_it_and_fit_takes_it_in_a_train_step():
+    ours = LossScaleOptimizer(tf_keras.optimizers.SGD(0.1), initial_scale=8.0)
+
+    class Own(tf_keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+                scaled = ours.get_scaled_loss(loss)
+            variables = self.trainable_variables
+            grads = ours.get_unscaled_gradients(tape.gradient(scaled, variables))
+            ours.apply_gradients(zip(grads, variables, strict=True))
+            return {"loss": loss}
+
+    model = Own([tf_keras.layers.Dense(2, input_shape=(4,))])
+    with pytest.raises(ValueError, match="Could not interpret optimizer identifier"):
+        model.compile(ours, "mse")
+    model.compile()
+    x = np.random.RandomState(0).randn(32, 4).astype("float32")
+    x[9] = NAN
+    model.fit(x, x[:, :2], batch_size=8, shuffle=False, verbose=0)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    assert (float(ours.loss_scale), int(ours.dynamic_counter)) == (4.0, 2)
+
+
 def test_minimize_scales_and_unscales():
     weight = tf.Variable(3.0)
     ours = LossScaleOptimizer(tf_keras.optimizers.SGD(0.5))
@@ -153,8 +214,7 @@ def test_a_policy_replaces_the_settings():
 
 
 @pytest.mark.parametrize("inner", ["sgd", "legacy"])
-@pytest.mark.parametrize("bad", [0, 1])
-def test_nan_on_one_replica_skips_on_all(strategy, inner, bad):
+def test_nan_on_one_replica_skips_on_all(strategy, inner):
     with strategy.scope():
         weight = tf.Variable([1.0, 2.0])
         optimizer = LossScaleOptimizer(INNERS[inner](), initial_scale=8.0)
@@ -168,9 +228,10 @@ def test_nan_on_one_replica_skips_on_all(strategy, inner, bad):
     compiled(tf.constant(-1))
     before = weight.numpy().tolist()
     assert before != [1.0, 2.0]
-    compiled(tf.constant(bad))
-    assert weight.numpy().tolist() == before
-    assert float(optimizer.loss_scale) == 4.0
+    for bad, scale in ((0, 4.0), (1, 2.0)):
+        compiled(tf.constant(bad))
+        assert weight.numpy().tolist() == before
+        assert float(optimizer.loss_scale) == scale
 
 
 # --- TF 1 -----------------------------------------------------------------------------
@@ -201,6 +262,21 @@ def test_an_optimizer_of_tf_1_trains_and_skips(loss_scale):
     assert weight.numpy().tolist() == [0.5, 1.5]
     optimizer.minimize(lambda: tf.reduce_sum(weight * [1.0, INF]), var_list=[weight])
     assert weight.numpy().tolist() == [0.5, 1.5]
+
+
+def test_no_gradient_at_all_is_an_error_in_tf_1_too():
+    inner = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+    optimizer = MixedPrecisionLossScaleOptimizer(inner, "dynamic")
+    with pytest.raises(ValueError, match="No gradients provided"):
+        optimizer.apply_gradients([(None, tf.Variable(1.0))])
+
+
+def test_a_scale_below_one_can_be_the_first():
+    assert float(DynamicLossScale(0.5)()) == 0.5
+
+
+def test_an_update_without_gradients_is_finite():
+    assert bool(DynamicLossScale(8.0).update([None])[1])
 
 
 def test_a_policy_that_is_none_is_refused():

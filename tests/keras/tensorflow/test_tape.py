@@ -164,6 +164,13 @@ def test_tapes_can_be_nested(mode, plain):
     assert (float(slope), float(curvature)) == (27.0, 18.0)
 
 
+def test_complex_gradients_are_unscaled():
+    x = tf.Variable(tf.constant(1.0 + 2.0j, tf.complex64))
+    with LossScaleGradientTape(8.0) as tape, tf.GradientTape() as plain:
+        y = tf.math.real(x * tf.math.conj(x))
+    assert complex(tape.gradient(y, x)) == complex(plain.gradient(y, x)) == 2.0 + 4.0j
+
+
 def test_sparse_gradients_are_unscaled():
     table = tf.Variable(tf.ones((4, 2)))
     with LossScaleGradientTape(DynamicLossScale()) as tape:
