@@ -9,6 +9,7 @@ from benchmarks import (
     bench_host,
     bench_kernels,
     bench_meter,
+    bench_precision,
     bench_record,
     bench_step,
     bench_train,
@@ -20,6 +21,7 @@ from benchmarks.contestants import BARE, FUSED, OWN, STEP, TORCH, chosen
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """A copy that takes no time, for the floor."""
+    monkeypatch.setattr(bench_precision, "bytes_per_ms", lambda device, queue: 1e6)
     monkeypatch.setattr(bench_step, "bytes_per_ms", lambda device, queue: 1e6)
 
 
@@ -49,6 +51,10 @@ SCRIPTS = [
 OWN_SCRIPTS = [
     (bench_meter, ["--set", "tiny", "--rounds", "1"]),
     (bench_record, ["--set", "tiny", "--rounds", "2"]),
+    (
+        bench_precision,
+        "--size tiny --steps 1 --seeds 1 --rounds 1 --optimizer AdamW".split(),
+    ),
 ]
 
 

@@ -192,7 +192,9 @@ for batch in batches:
             "underflow. Steps with non-finite gradients are still skipped."
         ),
         example="""\
-gradscale.torch.initialize(model, optimizer, "O2", dtype=torch.bfloat16)
+from gradscale.torch import initialize
+
+model, optimizer, scaler = initialize(model, optimizer, dtype=torch.bfloat16)
 """,
         advice=(
             "Nothing. To scale the loss nevertheless, pass policy=DynamicScale() to "

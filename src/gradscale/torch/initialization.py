@@ -53,7 +53,7 @@ def initialize(
     >>> scaler.scale(loss).backward()
     >>> scaler.step(optimizer)
     >>> scaler.update()
-    >>> model.weight.dtype, optimizer.state[model.weight]["exp_avg"].dtype, loss.dtype
+    >>> model.weight.dtype, optimizer.state[model.weight]["master"].dtype, loss.dtype
     (torch.float16, torch.float32, torch.float32)
 
     Args:

@@ -724,12 +724,15 @@ class GradScaler(torch.amp.GradScaler):
         """Report float16 parameters without masters before the first step."""
         optimizer, sources = step.optimizer, step.name_sources
         params = float16_params.without_masters(optimizer)
-        if not params:
+        if not params or self._is_replaced("_unscale_grads_"):
+            # A host that replaces it accepts float16 on purpose.
             return
         if self._allow_fp16:
             if self._refuses_eps and step.mode is StepMode.FLAG:
                 float16_params.check_eps(optimizer, params, sources)
-        elif step.mode is not StepMode.FLAG:
+        elif step.mode is not StepMode.FLAG and float16_params.keeps_no_masters(
+            optimizer
+        ):
             # Those of other optimizers are refused when they are collected.
             self._report_float16(optimizer, params, sources)
 

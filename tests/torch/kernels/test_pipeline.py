@@ -28,7 +28,7 @@ OWN = {
 }
 OF_TORCH = {
     "fused": lambda p, k: torch.optim.AdamW(p, lr=0.01, fused=True),
-    "foreach": lambda p, k: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "foreach": lambda p, k: torch.optim.AdamW(p, 0.01, eps=1e-4, foreach=True),
     "loop": lambda p, k: torch.optim.SGD(p, lr=0.01, foreach=False),
 }
 MAKES = OWN | OF_TORCH

@@ -395,6 +395,7 @@ def _like_its_parameter(param: Any, grad: Any) -> Any:
 
 
 def check_grad(optimizer: Any, param: Tensor, grad: Tensor) -> None:
+    """Refuse a gradient that is not dense, or a parameter without a wide dtype."""
     kind = type(optimizer).__name__
     if grad.layout is not torch.strided:
         raise GradientError(

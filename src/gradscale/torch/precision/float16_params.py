@@ -54,6 +54,11 @@ def without_masters(optimizer: Any) -> list[Tensor]:
     ]
 
 
+def keeps_no_masters(optimizer: Any) -> bool:
+    """Return whether it is a class of torch: others may have masters of their own."""
+    return type(optimizer).__module__.startswith("torch.optim.")
+
+
 def report(optimizer: Any, params: Sequence[Tensor], sources: Sequence[Any]) -> str:
     """Return what to report of float16 parameters without masters, and the cure.
 
@@ -108,7 +113,7 @@ def optimizers_of(
     inside = {id(one.inner) for one in optimizers if isinstance(one, MasterWeights)}
     found = []
     for one in optimizers:
-        if id(one) not in inside:
+        if id(one) not in inside and keeps_no_masters(one):
             held = [param for param in without_masters(one) if id(param) in wanted]
             if held:
                 found.append((one, held))
