@@ -44,6 +44,7 @@ class Script(NamedTuple):
         places: The locations that count as right; none if there is no location.
         since: The update at which the trouble begins.
         runs: How often the script is run; the last run is judged.
+        also: Other causes that its author accepts.
     """
 
     half: str
@@ -53,6 +54,7 @@ class Script(NamedTuple):
     places: tuple[str, ...] = ()
     since: int = 1
     runs: int = 1
+    also: tuple[str, ...] = ()
 
     @property
     def path(self) -> Path:
@@ -88,7 +90,8 @@ class Result(NamedTuple):
     @property
     def right_cause(self) -> bool:
         """Whether the first finding names the cause, or a healthy run has none."""
-        return self.first.get("cause", "") == self.script.cause
+        cause = self.first.get("cause", "")
+        return cause == self.script.cause or cause in self.script.also
 
     @property
     def right_place(self) -> bool | None:
@@ -113,10 +116,9 @@ def scripts_of(half: str) -> list[Script]:
     for name, case in cases.items():
         runs = case.get("runs", 1)
         if "cause" in case:
-            places = tuple(case["place"])
-            found.append(
-                Script(half, name, True, case["cause"], places, case["since"], runs)
-            )
+            places, also = tuple(case["place"]), tuple(case.get("also", ()))
+            facts = case["cause"], places, case["since"], runs, also
+            found.append(Script(half, name, True, *facts))
         if (HERE / half / name / "well.py").exists():
             found.append(Script(half, name, False, runs=runs))
     return found

@@ -1,6 +1,6 @@
 """Run every script under torch's own scaler, and check what `cases.toml` says of it.
 
-    python tests/zoo/kept_new/verify.py [case ...]
+    python tests/zoo/kept/verify.py [case ...]
 
 A sick script must show its fault, and its twin, which differs in one line, must not.
 """
