@@ -19,7 +19,13 @@ def account(backend, *options):
         capture_output=True,
         text=True,
         cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        env={
+            **os.environ,
+            "KERAS_BACKEND": backend,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            # One test has jit_compile=True, and compiles for 45 s.
+            "TORCH_COMPILE_DISABLE": "1",
+        },
     )
     return json.loads(done.stdout.splitlines()[-1])
 
