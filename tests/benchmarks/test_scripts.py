@@ -53,7 +53,18 @@ OWN_SCRIPTS = [
     (bench_record, ["--set", "tiny", "--rounds", "2"]),
     (
         bench_precision,
-        "--size tiny --steps 1 --seeds 1 --rounds 1 --optimizer AdamW".split(),
+        [
+            "--size",
+            "tiny",
+            "--steps",
+            "1",
+            "--seeds",
+            "1",
+            "--rounds",
+            "1",
+            "--optimizer",
+            "AdamW",
+        ],
     ),
 ]
 
