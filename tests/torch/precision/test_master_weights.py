@@ -806,3 +806,57 @@ def test_a_compiled_model_trains():
         scaler.update()
         losses.append(loss.item())
     assert losses[2] < losses[0]
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_model_wrapped_by_ddp_trains(one_rank, view):
+    model = torch.nn.Linear(2, 1).half()
+    optimizer = master_weights(torch.optim.SGD(model.parameters(), lr=0.125))
+    wrapped = torch.nn.parallel.DistributedDataParallel(
+        model, gradient_as_bucket_view=view
+    )
+    scaler = GradScaler("cpu", 8.0, model=wrapped)
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = wrapped(torch.ones(2, 2, dtype=HALF)).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.clip_grad_norm_(optimizer, 10.0)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert scaler.skipped_steps == 0
+    assert losses[2] < losses[0]
+
+
+def test_sharded_parameters_have_sharded_masters(one_rank):
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    model = torch.nn.Linear(4, 1).half()
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    optimizer = master_weights(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    scaler = GradScaler("cpu", 256.0)
+    losses = []
+    for unscale in (False, True, False):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4, dtype=HALF)).float().square().mean()
+        scaler.scale(loss).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert scaler.skipped_steps == 0
+    assert losses[2] < losses[0]
+    optimizer.load_state_dict(optimizer.state_dict())
+    for param, master in zip(model.parameters(), optimizer.targets(), strict=True):
+        assert master.placements == param.placements
+        assert master.dtype is torch.float32

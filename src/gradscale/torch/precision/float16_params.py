@@ -50,7 +50,10 @@ def without_masters(optimizer: Any) -> list[Tensor]:
         param
         for group in optimizer.param_groups
         for param in group["params"]
-        if param.dtype is torch.float16 and param.requires_grad
+        # What is no tensor is refused when gradients are collected.
+        if isinstance(param, Tensor)
+        and param.dtype is torch.float16
+        and param.requires_grad
     ]
 
 

@@ -183,15 +183,16 @@ class OptimizerStep:
         """
         if self.in_masters:
             return self.owner().targets()
-        return self.owned_params()
-
-    def owned_params(self) -> list[Tensor]:
-        """Return all parameters in the optimizer's groups, not to be changed."""
         released = isinstance(self.optimizer, ref)
         groups = (self.optimizer() if released else self.optimizer).param_groups
         # The usual optimizer has one group: its list is used as it is.
         if len(groups) == 1 and isinstance(groups[0]["params"], list):
             return groups[0]["params"]
+        return [param for group in groups for param in group["params"]]
+
+    def owned_params(self) -> list[Tensor]:
+        """Return all parameters in the optimizer's groups, also where masters step."""
+        groups = self.owner().param_groups
         return [param for group in groups for param in group["params"]]
 
     def read(
