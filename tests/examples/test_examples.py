@@ -23,7 +23,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from gradscale.torch import GradScaler
-from tests.torch.parallel.launch import exit_codes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SKIPPED = "step 5 skipped, the scale is now 2^15"
@@ -92,6 +91,9 @@ def run_forked(name, ranks, folder, *arguments):
     with tempfile.TemporaryDirectory() as printed:
         place = Path(printed)
         given = (name, str(folder), port, *arguments)
+        # Here: it imports Triton, and tests/torch/conftest.py must come before that.
+        from tests.torch.parallel.launch import exit_codes
+
         codes = exit_codes("tests.examples.ranks.main", ranks, place, *given)
         assert codes == [0] * ranks
         texts = [(place / f"{rank}.out").read_text() for rank in range(ranks)]

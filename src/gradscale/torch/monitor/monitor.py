@@ -115,6 +115,8 @@ class Monitor:
         self._culprits: list[str] = []
         self._begun = self._unlocated = self._casts_watched = False
         self._patient_looks = PATIENT_LOOKS
+        # The last failing step that the module hooks have observed.
+        self._observed = 0
         self._end: weakref.finalize[..., Any] | None = None
         self._locations = LocationReport(self._run)
         # Losses scaled since the last update, and before the others.
@@ -205,7 +207,8 @@ class Monitor:
                 self._locations.clear()
         else:
             location = self.module_hooks.locate(record.scale)
-            self._locations.report(location, self._run.step_of_update(record.step))
+            self._observed = self._run.step_of_update(record.step)
+            self._locations.report(location, self._observed)
 
     def _hooks_failed(self) -> bool:
         """Report a failure of the module hooks and disable them; return if there is."""
@@ -385,7 +388,11 @@ class Monitor:
         hooks = self.module_hooks
         if hooks.enabled or hooks.failure is not None:
             return
-        patient = self._patient_looks > 0 and self._run.judge.acquits_scale
+        patient = (
+            self._patient_looks > 0
+            and record.step > self._observed
+            and self._run.judge.acquits_scale
+        )
         if self._bad < HOOKED_AFTER and not patient:
             return
         self._patient_looks -= patient
