@@ -277,7 +277,9 @@ class LoopCheck:
             self._report_casts(update, steps)
         if update == SETUP:
             self._check_setup(update, steps)
-        if self._handle is not None and update >= SETUP:
+        if self._handle is not None and (
+            update == SETUP or (self.due and update > SETUP)
+        ):
             self._check_missing(update, steps)
         self.due = update in FIRST or (update + 1) % EVERY == 0
         self._scaled = self._backwards = 0
