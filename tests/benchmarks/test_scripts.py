@@ -103,6 +103,8 @@ def test_a_step_is_compared_with_the_floor(written):
     assert row["ratio_to_floor"] == pytest.approx(row["p50"] / row["floor_ms"])
 
 
+# Torch's AdamW stands in for our own, which has masters.
+@pytest.mark.filterwarnings("ignore:16 trainable parameters are float16")
 def test_halves_have_a_lower_floor_and_only_own_adamw(written, monkeypatch):
     monkeypatch.setitem(STEP, OWN, STEP[FUSED])
     rows = written(bench_step, "--set", "tiny-halves", "--rounds", "1", "--only", OWN)
