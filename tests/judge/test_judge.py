@@ -324,7 +324,7 @@ def test_a_finding_prints_what_where_since_cost_advice_and_the_command():
         "skipped\n"
         "  where  a.weight\n"
         "  since  step 51\n"
-        "  seen   NaN gradients; 9 of 9 steps lost; S went by 8 bits from 2^16 to "
+        "  seen   NaN gradients; 9 of 9 steps lost; S fell by 8 bits from 2^16 to "
         "2^8; 2 bits below 65504; 1 of 211 tensors not finite, first a.weight\n"
         "  cost   no step was applied; 9 batches lost\n"
         "  try 1  Run the module of a.weight in float32 (PyTorch: "

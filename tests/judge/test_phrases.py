@@ -52,7 +52,7 @@ from gradscale.judge.phrases import in_words
         ({"scale_from": "2^7", "scale": "2^7", "fallen": False}, "S = 2^7"),
         (
             {"scale_from": "2^16", "scale": "2^8", "bits": 8.0},
-            "S went by 8 bits from 2^16 to 2^8",
+            "S fell by 8 bits from 2^16 to 2^8",
         ),
         (
             {"signal": "scale", "bits": 3.82, "usual_log2": 13.82, "now_log2": 10.0},

@@ -371,9 +371,12 @@ scaler.scale(loss).backward()
 scaler.unscale_(optimizer)
 """,
         advice=(
-            "Keep the trainable parameters in float32 and compute under "
-            "torch.autocast. Frozen parameters may stay in float16.",
-            "Cast before creating the optimizer if it keeps copies of the weights.",
+            "Take an optimizer with float32 masters: from gradscale.torch.optim "
+            "import AdamW.",
+            "Or wrap yours: optimizer = gradscale.torch.master_weights(optimizer).",
+            "For LoRA, call gradscale.torch.fp32_trainable_(model) before creating the "
+            "optimizer and compute under torch.autocast. Frozen parameters may stay in "
+            "float16.",
             "Optimizers of gradscale.torch.optim and fused optimizers of torch "
             "unscale in float32 inside their step: omit unscale_(), and clip with "
             "scaler.clip_grad_norm_(optimizer, max_norm).",
@@ -903,9 +906,11 @@ for batch in batches:
     scaler.update()
 """,
         advice=(
-            "Keep the parameters in float32 and compute under torch.autocast.",
-            "Or use an optimizer with float32 copies: from gradscale.torch.optim "
+            "Take an optimizer with float32 masters: from gradscale.torch.optim "
             "import AdamW.",
+            "Or wrap yours: optimizer = gradscale.torch.master_weights(optimizer).",
+            "Or keep the parameters in float32 and compute under torch.autocast. For "
+            "LoRA, gradscale.torch.fp32_trainable_(model) casts the trained ones.",
             "If your optimizer keeps float32 copies of its own, there is nothing to "
             "do.",
         ),

@@ -276,8 +276,9 @@ FLOAT16_WEIGHTS = Cause(
     (
         Advice(
             always,
-            "Keep the weights in float32 and use torch.autocast, or use an optimizer "
-            "with float32 master weights: from gradscale.torch.optim import AdamW.",
+            "Use an optimizer with float32 master weights: from gradscale.torch.optim "
+            "import AdamW, or gradscale.torch.master_weights(optimizer). Or keep the "
+            "weights in float32 and compute under torch.autocast.",
         ),
         Advice(always, "Load a checkpoint from before step {since}."),
     ),

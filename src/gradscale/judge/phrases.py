@@ -70,8 +70,8 @@ def _scale(seen: Evidence) -> str:
     scale, first = seen.get("scale"), seen.get("scale_from")
     if scale is None or first in (None, scale):
         return f"S = {scale or first}"
-    bits = f" by {seen['bits']:g} bits" if seen.get("bits") else ""
-    return f"S went{bits} from {first} to {scale}"
+    moved = f"fell by {seen['bits']:g} bits" if seen.get("bits") else "went"
+    return f"S {moved} from {first} to {scale}"
 
 
 def _signal(seen: Evidence) -> str:
