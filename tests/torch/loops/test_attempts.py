@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gradscale import ConfigError, GradscaleWarning, OrderError, StaticScale
-from gradscale.torch import GradScaler, attempts
+from gradscale.torch import GradScaler, attempts, master_params, master_weights
 from tests.torch.training import INF, NAN, OPTIMIZERS, parameter, planted
 
 SGD = torch.optim.SGD
@@ -185,3 +185,46 @@ def test_a_number_of_retries_that_is_none_is_refused(retries):
 def test_a_disabled_scaler_runs_the_body_once():
     scaler = GradScaler("cpu", enabled=False)
     assert list(attempts(scaler, nn.Identity())) == [0]
+
+
+def test_numpy_draws_the_same_numbers_again():
+    numpy = pytest.importorskip("numpy", reason="NumPy comes with torch's extras")
+    scaler, param, drawn = GradScaler("cpu", init_scale=8.0), parameter(1), []
+    optimizer = SGD([param], lr=1.0)
+    for attempt in attempts(scaler, nn.ParameterList([param])):
+        drawn.append(numpy.random.rand())
+        scaler.scale(planted(param, INF if attempt == 0 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert len(drawn) == 2
+    assert drawn[0] == drawn[1]
+
+
+def test_casts_that_autocast_keeps_are_made_anew():
+    # Their graph is freed by the first backward pass.
+    scaler, net = GradScaler("cpu", init_scale=8.0), nn.Linear(2, 1)
+    optimizer = SGD(net.parameters(), lr=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        for attempt in attempts(scaler, net):
+            optimizer.zero_grad()
+            loss = net(torch.ones(1, 2)).float().sum()
+            limit = 4.0 if attempt == 0 else INF
+            scaler.scale(overflowing(loss, limit)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert scaler.last.applied
+    assert scaler.skipped_steps == 1
+
+
+def test_masters_of_float16_weights_are_left_alone_by_a_failed_attempt():
+    param = nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = master_weights(SGD([param], lr=0.5))
+    scaler = GradScaler("cpu", init_scale=8.0)
+    for attempt in attempts(scaler, nn.ParameterList([param])):
+        optimizer.zero_grad()
+        scaler.scale(planted(param, INF if attempt == 0 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    (master,) = master_params(optimizer)
+    assert master.tolist() == [0.5, 0.5]
+    assert param.tolist() == [0.5, 0.5]

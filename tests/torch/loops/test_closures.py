@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gradscale import ConfigError, OrderError
-from gradscale.torch import GradScaler, step_with_closure
+from gradscale.torch import GradScaler, master_weights, step_with_closure
 from tests.torch.loops.test_attempts import overflowing
 from tests.torch.training import INF, NAN, OPTIMIZERS, parameter, planted
 
@@ -217,3 +217,16 @@ def test_lbfgs_in_float16_with_overflows_fits_as_well_as_float32(seed):
     full, _ = fitted(seed, half=False)
     assert overflowed
     assert half <= 1.1 * full
+
+
+def test_lbfgs_steps_float32_masters_of_float16_weights():
+    param = nn.Parameter(torch.tensor([3.0, -2.0], dtype=torch.float16))
+    inner = LBFGS([param], line_search_fn="strong_wolfe")
+    optimizer, scaler = master_weights(inner), GradScaler("cpu", init_scale=2.0**20)
+    closure = closure_of(scaler, optimizer, lambda: (param.float() - 1).square().sum())
+    before = closure().item()
+    scaler.reset()
+    step_with_closure(scaler, optimizer, closure)
+    scaler.update()
+    assert scaler.last.applied
+    assert (param.float() - 1).square().sum().item() < 1e-4 * before

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradscale import ConfigError, DynamicScale, GradientError, StateError, StaticScale
-from gradscale.torch import GradScaler
+from gradscale.torch import GradScaler, master_weights
 from tests.torch.training import INF, NAN, OPTIMIZERS, parameter, planted
 
 SGD = torch.optim.SGD
@@ -269,3 +269,12 @@ def test_reset_forgets_the_losses_of_an_abandoned_iteration():
     optimizer.zero_grad()
     run(scaler, [(planted(param, 1.0), 2)], [optimizer])
     assert scaler.loss_scale(1) == 8.0
+
+
+def test_losses_of_float16_weights_reach_their_masters():
+    param = parameter(2, value=1.0, dtype=torch.float16)
+    optimizer = master_weights(SGD([param], lr=0.25))
+    scaler = GradScaler("cpu", init_scale=8.0)
+    run(scaler, [(planted(param, 1.0), 1), (planted(param, 0.5), 2)], [optimizer])
+    assert scaler.last.applied
+    assert param.tolist() == [0.625, 0.625]
