@@ -200,20 +200,16 @@ def test_numpy_draws_the_same_numbers_again():
     assert drawn[0] == drawn[1]
 
 
-def test_casts_that_autocast_keeps_are_made_anew():
-    # Their graph is freed by the first backward pass.
-    scaler, net = GradScaler("cpu", init_scale=8.0), nn.Linear(2, 1)
-    optimizer = SGD(net.parameters(), lr=0.1)
-    with torch.autocast("cpu", torch.bfloat16):
-        for attempt in attempts(scaler, net):
-            optimizer.zero_grad()
-            loss = net(torch.ones(1, 2)).float().sum()
-            limit = 4.0 if attempt == 0 else INF
-            scaler.scale(overflowing(loss, limit)).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    assert scaler.last.applied
-    assert scaler.skipped_steps == 1
+def test_casts_that_autocast_keeps_are_dropped_before_a_further_attempt(monkeypatch):
+    cleared = []
+    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: cleared.append(attempt))
+    scaler, param = GradScaler("cpu", init_scale=8.0), parameter(1)
+    optimizer = SGD([param], lr=1.0)
+    for attempt in attempts(scaler, nn.ParameterList([param])):
+        scaler.scale(planted(param, INF if attempt < 2 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert cleared == [0, 1]
 
 
 def test_masters_of_float16_weights_are_left_alone_by_a_failed_attempt():
