@@ -693,8 +693,8 @@ SCRIPTS = {
 }
 
 
-# The end of a fork that inherited a C++ thread of its launcher, which does not run in
-# it. Seen once in several whole runs; the script then runs in processes of its own.
+# A fork of a launcher ended so once in several whole runs of the tests; the cause was
+# not found. The script then runs in processes of its own, where it must be the same.
 ABORTED = "terminate called without an active exception"
 
 

@@ -13,7 +13,7 @@ OURS = "gradscale.keras.optimizer.LossScaleOptimizer"
 
 
 def account(backend, *options):
-    """Return what became of Keras' tests on a backend."""
+    """Return the results of Keras' own tests on a backend."""
     done = subprocess.run(
         [sys.executable, "-m", "parity.keras_tests", *options],
         capture_output=True,

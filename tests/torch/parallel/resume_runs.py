@@ -243,7 +243,7 @@ def trained(name, kind):
 
 
 def trained_and_resumed(name, kind):
-    """Take all steps; return what became of them, and of new runs from each stop."""
+    """Take all steps; return their results, and those of new runs from each stop."""
     seen, ranks = trained(name, kind), dist.get_world_size()
     again = {stop: resumed(name, kind, ranks, stop)["run"] for stop in kind.stops}
     return {**seen, "again": again}

@@ -1,4 +1,4 @@
-"""Levels: what is cast, what is stepped, what is said, and that runs resume."""
+"""Levels: casts, steps, messages, and runs that resume."""
 
 import io
 
