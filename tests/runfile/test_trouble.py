@@ -55,7 +55,10 @@ def test_what_was_written_before_the_disk_was_full_can_be_read(tmp_path, small_d
         fill(writer)
     with open_run(tmp_path / "run.gs") as run:
         run.check()
-        assert run.last_step == 1
+    # How many fitted depends on when the thread last wrote; none of them is torn out.
+    kept = steps_of(tmp_path / "run.gs")
+    assert kept == list(range(1, len(kept) + 1))
+    assert 1 <= len(kept) < 100_000
 
 
 LIMITED = """
