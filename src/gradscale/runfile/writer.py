@@ -276,8 +276,9 @@ class RunWriter:
 
     def _stop(self, why: str) -> None:
         """Stop recording. Called by the thread; the next call of a method warns."""
-        self._recording = False
+        # In this order: who sees that recording has stopped finds the reason.
         self._warning = _stopped(self.path, why)
+        self._recording = False
         self._queue.clear()
 
     def _close_at_exit(self) -> None:
