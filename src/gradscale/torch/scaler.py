@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal, overload
 
@@ -75,11 +76,11 @@ from gradscale.torch.ranks.sharding import (
     is_single_process,
     replicas_of,
 )
-from gradscale.torch.scaling import map_outputs, times
+from gradscale.torch.scaling import is_scaled, map_outputs, mark_scaled, times
 from gradscale.torch.step.amp_protocol import lent, prepare_momentum
 from gradscale.torch.step.backward_check import watch_backward
 from gradscale.torch.step.clipping import clip_bare_params, clip_steps
-from gradscale.torch.step.dispatch import Path, StepMode, path_of
+from gradscale.torch.step.dispatch import Path, StepMode, needs_closure, path_of
 from gradscale.torch.step.entries import OptimizerEntries
 from gradscale.torch.step.iteration import Iteration, params_of, skip_of
 from gradscale.torch.step.optimizer_step import OptimizerStep
@@ -297,6 +298,10 @@ class GradScaler(torch.amp.GradScaler):
         scale, state, iteration = self._scale, self._state, self._iteration
         assert scale is not None
         assert state is not None
+        if self._loss_scales.in_block:
+            raise messages.inside_loss_block("scale")
+        if iteration.first and can_touch_host() and is_scaled(output):
+            raise messages.scaled_twice()
         iteration.noted = not torch._C._are_functorch_transforms_active()
         if iteration.noted:
             first = iteration.losses == 0
@@ -311,6 +316,8 @@ class GradScaler(torch.amp.GradScaler):
                 iteration.leaves.update(
                     (id(leaf), weakref.ref(leaf)) for leaf in leaves
                 )
+                iteration.foreign.watch(leaves)
+                mark_scaled(scaled)
             if self._monitor.module_hooks.enabled:
                 self._monitor.module_hooks.watch_loss(scaled, output)
             watch_backward(scaled, iteration, state.used_scale, self._report_mixture)
@@ -349,6 +356,10 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             yield loss
             return
+        if self._loss_scales.in_block:
+            raise messages.inside_loss_block("loss")
+        if self._iteration.first and is_scaled(loss):
+            raise messages.scaled_twice()
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(loss.device)
         (common, state), iteration = self._required("loss"), self._iteration
@@ -364,16 +375,40 @@ class GradScaler(torch.amp.GradScaler):
         self._ranks.losses_are_known = False
         scaled = times(loss, scale)
         iteration.bring_to(state.used_scale)
-        stash = stash_grads(self._params_behind(scaled))
+        stash, closed = stash_grads(self._params_behind(scaled)), []
         sources = (self._model, *self._entries.others(()))
+        if can_touch_host():
+            closed = iteration.closed_params()
+            if iteration.first and scaled.grad_fn is not None:
+                iteration.foreign.watch(stash.params)
+                mark_scaled(scaled)
+                scaled.grad_fn.register_prehook(partial(self._begin_in_block, id))
+        self._loss_scales.in_block = True
         try:
             yield scaled
             iteration.backwards += 1
+            self._check_foreign(stash.params)
+            changed = [param for param in closed if param.grad is not None]
+            if changed:
+                self._report_mixture(changed, "closed")
             found = merge_(stash, scale, state.used_scale, sources)
         except BaseException:
             stash.put_back()
             raise
+        finally:
+            self._loss_scales.in_block = False
         self._loss_scales.note(id, found)
+
+    def _begin_in_block(self, id: LossId, _: object) -> None:
+        # After the block nothing brings the gradients to the common scale.
+        if id == MAIN or self._loss_scales.in_block:
+            self._iteration.foreign.begin_scaled()
+
+    def _check_foreign(self, params: Iterable[Tensor]) -> None:
+        """Report gradients that are not of scaled losses alone."""
+        found = self._iteration.foreign.among(params)
+        if found:
+            self._report_mixture(found, "foreign")
 
     def _params_behind(self, loss: Tensor) -> list[Tensor]:
         """Return the parameters to which a backward pass may give a gradient."""
@@ -489,8 +524,8 @@ class GradScaler(torch.amp.GradScaler):
             return
         if stage is not OptState.READY:
             raise messages.unscaled_before(stage is OptState.STEPPED)
-        if self._monitor.loop.due and step.snapshot is None and can_touch_host():
-            self._monitor.loop.before_read(step)
+        if step.snapshot is None and can_touch_host():
+            self._before_read(step)
         if self._is_replaced("_unscale_grads_"):
             scale = self._scale_of_grads(step)
             flags = self._unscale_grads_(
@@ -507,6 +542,13 @@ class GradScaler(torch.amp.GradScaler):
         state["stage"] = OptState.UNSCALED
         if step.clip is not None:
             step.clip = step.clip.applied()
+
+    def _before_read(self, step: OptimizerStep) -> None:
+        """Check how the gradients of an optimizer came about."""
+        if self._iteration.first:
+            self._check_foreign(step.params())
+        if self._monitor.loop.due:
+            self._monitor.loop.before_read(step)
 
     def _unscale_read(
         self, step: OptimizerStep, scale: Tensor
@@ -687,11 +729,13 @@ class GradScaler(torch.amp.GradScaler):
             self._warn.without_state(optimizer, self._init_scale, moves=moves)
         entry = step.entry
         if entry is not None and not entry.checked and can_touch_host():
+            if not args and needs_closure(optimizer):
+                raise messages.closure_wanted(optimizer)
             self._check_float16(step)
             entry.checked = True
+        if step.snapshot is None and can_touch_host():
+            self._before_read(step)
         loop = self._monitor.loop
-        if loop.due and step.snapshot is None and can_touch_host():
-            loop.before_read(step)
         if step.mode is StepMode.OLDER:
             returned = self._step_older_protocol(optimizer, args, kwargs)
         else:
@@ -837,6 +881,8 @@ class GradScaler(torch.amp.GradScaler):
                 self.update(new_scale)
             return
         scale, state = self._required("update")
+        if self._loss_scales.in_block:
+            raise messages.inside_loss_block("update")
         forced = None
         if new_scale is not None:
             forced = messages.checked_scale(
@@ -1156,6 +1202,8 @@ class GradScaler(torch.amp.GradScaler):
         """
         if funcname and (self._scale is None or self._growth_tracker is None):
             self._check_scale_growth_tracker(funcname)
+        if funcname and self._loss_scales.in_block:
+            raise messages.inside_loss_block(funcname)
         key = id(optimizer)
         step = self._iteration.steps.get(key)
         if step is not None and (step.entry is not None or self._state is None):
@@ -1193,5 +1241,6 @@ class GradScaler(torch.amp.GradScaler):
             model = self._monitor.model_lookup.of_params(params)
         sources = [model, *(step.optimizer for step in steps)]
         names = names_of(params, sources)
-        self._monitor.report_late_backward()
+        if why != "foreign":
+            self._monitor.report_late_backward()
         self._warn.mixture(names, why, self._guard == "raise")

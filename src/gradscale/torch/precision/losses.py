@@ -42,12 +42,14 @@ class LossScales:
         found: For each loss since the last update, f32[]: 1 if it gave a gradient that
             is not finite, else 0. The main loss too, if it has run with an id.
         contexts: How many scalar losses were scaled with an id since the last update.
+        in_block: The block of a loss is running.
     """
 
     def __init__(self, resumed: Iterable[SavedLoss] = ()) -> None:
         self.states: dict[LossId, FixedState | ScaleState] = {}
         self.found: dict[LossId, Tensor] = {}
         self.contexts = 0
+        self.in_block = False
         self._resumed = {loss.id: loss for loss in resumed}
 
     def scale(self, id: LossId, policy: AnyPolicy, device: torch.device) -> Tensor:
