@@ -64,6 +64,24 @@ _MIXTURES: dict[Mixture, tuple[str, str, str]] = {
 }
 
 
+Write = Literal["clipped", "unscaled"]
+_WRITES: dict[Write, tuple[str, str, str]] = {
+    "clipped": (
+        "The gradients of the first step were clipped before they were unscaled,",
+        "Once unscaled they are smaller than the clip means by the factor of the "
+        "scale. Call scaler.clip_grad_norm_(optimizer, max_norm), or "
+        "scaler.unscale_(optimizer) before your clip.",
+        "GS112",
+    ),
+    "unscaled": (
+        "The gradients of the first step were divided by the scale before step(),",
+        "It divides them once more, and the update is too small by the factor of the "
+        "scale. Remove the division, or call scaler.unscale_(optimizer) instead.",
+        "GS113",
+    ),
+}
+
+
 class WarnOnce:
     """Warnings that are issued once for a scaler."""
 
@@ -156,6 +174,14 @@ class WarnOnce:
         if as_error:
             raise OrderError(message, code=code)
         self._warn((why, *sorted(names)), message, code)
+
+    def early_write(self, how: Write, scale: float, as_error: bool) -> None:
+        """Warn, or raise, that scaled gradients were clipped or divided."""
+        seen, remedy, code = _WRITES[how]
+        message = f"{seen} at S = {scale:g}. {remedy}"
+        if as_error:
+            raise OrderError(message, code=code)
+        self._warn(how, message, code)
 
     def _warn(self, key: object, message: str, code: str) -> None:
         if key not in self._issued:

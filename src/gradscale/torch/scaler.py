@@ -316,7 +316,7 @@ class GradScaler(torch.amp.GradScaler):
                 iteration.leaves.update(
                     (id(leaf), weakref.ref(leaf)) for leaf in leaves
                 )
-                iteration.foreign.watch(leaves)
+                iteration.first_backwards.watch(leaves)
                 mark_scaled(scaled)
             if self._monitor.module_hooks.enabled:
                 self._monitor.module_hooks.watch_loss(scaled, output)
@@ -380,7 +380,7 @@ class GradScaler(torch.amp.GradScaler):
         if can_touch_host():
             closed = iteration.closed_params()
             if iteration.first and scaled.grad_fn is not None:
-                iteration.foreign.watch(stash.params)
+                iteration.first_backwards.watch(stash.params)
                 mark_scaled(scaled)
                 scaled.grad_fn.register_prehook(partial(self._begin_in_block, id))
         self._loss_scales.in_block = True
@@ -399,14 +399,21 @@ class GradScaler(torch.amp.GradScaler):
             self._loss_scales.in_block = False
         self._loss_scales.note(id, found)
 
+    def _check_writes(self, step: OptimizerStep) -> None:
+        """Report a clip of scaled gradients, or a division by the scale."""
+        watched = self._iteration.first_backwards
+        how = watched.write_to(step.params(), self._init_scale)
+        if how is not None:
+            self._warn.early_write(how, self._init_scale, self._guard == "raise")
+
     def _begin_in_block(self, id: LossId, _: object) -> None:
         # After the block nothing brings the gradients to the common scale.
         if id == MAIN or self._loss_scales.in_block:
-            self._iteration.foreign.begin_scaled()
+            self._iteration.first_backwards.begin_scaled()
 
     def _check_foreign(self, params: Iterable[Tensor]) -> None:
         """Report gradients that are not of scaled losses alone."""
-        found = self._iteration.foreign.among(params)
+        found = self._iteration.first_backwards.foreign_among(params)
         if found:
             self._report_mixture(found, "foreign")
 
@@ -547,6 +554,9 @@ class GradScaler(torch.amp.GradScaler):
         """Check how the gradients of an optimizer came about."""
         if self._iteration.first:
             self._check_foreign(step.params())
+            if is_single_process():
+                # Elsewhere gradients are reduced between backward and here.
+                self._check_writes(step)
         if self._monitor.loop.due:
             self._monitor.loop.before_read(step)
 

@@ -34,7 +34,7 @@ def watch_backward(
         iteration.backwards += 1
         iteration.scaled = True
         if iteration.first:
-            iteration.foreign.begin_scaled()
+            iteration.first_backwards.begin_scaled()
         if not (iteration.steps or iteration.carried or iteration.strays):
             return
         iteration.forget_cleared()

@@ -1,8 +1,8 @@
 """Wrong and delicate loops of several losses, clips and skipped steps.
 
 Each has a right result, or ends in an error or a warning with a code: at the first
-step; a clip of scaled gradients, which only the sameness of some norms shows, within
-the first eight. The threads behind them are clusters H (18: clipping or logging
+step; a clip whose limit is no round number, or of each parameter, within the first
+eight. The threads behind them are clusters H (18: clipping or logging
 gradients that are still scaled), L (16: silent damage) and O (12: several losses, GANs,
 gradient penalties, closures) of the survey.
 """
@@ -62,28 +62,70 @@ def divide_by_scale(net, scaler):
         param.grad /= scaler.get_scale()
 
 
-@pytest.mark.parametrize(
-    ("code", "write"),
-    [
-        ("GS112", lambda net, _: clip_grad_norm_(net.parameters(), 1.0)),
-        ("GS112", lambda net, _: clip_grad_value_(net.parameters(), 0.5)),
-        ("GS113", divide_by_scale),
-    ],
-    ids=["clip_norm", "clip_value", "unscaled_by_hand"],
-)
-def test_writes_to_scaled_gradients_are_reported_in_the_first_steps(
-    code, write, caplog
-):
-    net = Net()
-    optimizer, scaler = SGD(net.parameters(), lr=0.01), scaler_of(net)
-    for _ in range(8):
+WRITES = {
+    "clip_norm": ("GS112", lambda net, _: clip_grad_norm_(net.parameters(), 1.0)),
+    "clip_value": ("GS112", lambda net, _: clip_grad_value_(net.parameters(), 0.5)),
+    "clip_each": (
+        "GS112",
+        lambda net, _: [clip_grad_norm_([param], 0.1) for param in net.parameters()],
+    ),
+    "unscaled_by_hand": ("GS113", divide_by_scale),
+}
+
+
+def train(net, scaler, write, steps=1):
+    optimizer = SGD(net.parameters(), lr=0.01)
+    for _ in range(steps):
         optimizer.zero_grad()
         scaler.scale(net.loss()).backward()
         write(net, scaler)
         scaler.step(optimizer)
         scaler.update()
+
+
+@pytest.mark.parametrize("name", ["clip_norm", "clip_value", "unscaled_by_hand"])
+def test_writes_to_scaled_gradients_are_reported_at_the_first_step(name):
+    (code, write), net = WRITES[name], Net()
+    with pytest.warns(GradscaleWarning) as caught:
+        train(net, scaler_of(net), write)
+    assert [warning.message.code for warning in caught] == [code]
+    assert [warning.filename for warning in caught] == [__file__]
+    net = Net()
+    before = [param.clone() for param in net.parameters()]
+    with pytest.raises(OrderError) as error:
+        train(net, scaler_of(net, guard="raise"), write)
+    assert error.value.code == code
+    assert all(map(torch.equal, before, net.parameters()))
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.filterwarnings("ignore::gradscale.GradscaleWarning")
+def test_writes_to_scaled_gradients_are_found_in_the_first_steps(name, caplog):
+    (code, write), net = WRITES[name], Net()
+    scaler = scaler_of(net)
+    train(net, scaler, write, steps=8)
     scaler.close()
     assert code in caplog.text
+
+
+def add_noise(net, _):
+    for param in net.parameters():
+        param.grad += 0.01 * torch.randn_like(param.grad)
+
+
+def average(net, _):
+    for param in net.parameters():
+        param.grad /= 2
+
+
+def clip_scaled(net, scaler):
+    clip_grad_norm_(net.parameters(), 0.3 * scaler.get_scale())
+
+
+@pytest.mark.parametrize("write", [add_noise, average, clip_scaled])
+def test_other_writes_are_not_reported(write, coded):
+    net = Net()
+    train(net, scaler_of(net), write)
 
 
 @pytest.mark.parametrize("fused", [False, True])
