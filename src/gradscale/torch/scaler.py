@@ -531,7 +531,8 @@ class GradScaler(torch.amp.GradScaler):
             return
         if stage is not OptState.READY:
             raise messages.unscaled_before(stage is OptState.STEPPED)
-        if step.snapshot is None and can_touch_host():
+        check_due = self._iteration.first or self._monitor.loop.due
+        if check_due and step.snapshot is None and can_touch_host():
             self._before_read(step)
         if self._is_replaced("_unscale_grads_"):
             scale = self._scale_of_grads(step)
@@ -743,9 +744,10 @@ class GradScaler(torch.amp.GradScaler):
                 raise messages.closure_wanted(optimizer)
             self._check_float16(step)
             entry.checked = True
-        if step.snapshot is None and can_touch_host():
-            self._before_read(step)
         loop = self._monitor.loop
+        check_due = self._iteration.first or loop.due
+        if check_due and step.snapshot is None and can_touch_host():
+            self._before_read(step)
         if step.mode is StepMode.OLDER:
             returned = self._step_older_protocol(optimizer, args, kwargs)
         else:
