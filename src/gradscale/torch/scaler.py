@@ -60,8 +60,8 @@ from gradscale.torch.monitor.model_lookup import find_model
 from gradscale.torch.monitor.monitor import Monitor
 from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.names import names_of
-from gradscale.torch.precision import float16_params
 from gradscale.torch.precision.buffers import BufferGuard
+from gradscale.torch.precision.float16_params import Float16Check
 from gradscale.torch.precision.losses import (
     MAIN,
     LossId,
@@ -207,7 +207,7 @@ class GradScaler(torch.amp.GradScaler):
         self._loaded = False
         self._begin()
         if self._enabled and model is not None and not allow_fp16:
-            self._report_float16_model(model)
+            self._float16.check_model(model, live_optimizers())
 
     def _begin(self) -> None:
         """Set the attributes that live only as long as the process."""
@@ -227,6 +227,12 @@ class GradScaler(torch.amp.GradScaler):
             always=self._always_together,
             replicas=replicas_of(self._model),
             share_losses=self._guard == "raise",
+        )
+        self._float16 = Float16Check(
+            allowed=self._allow_fp16,
+            refuses_eps=self._refuses_eps,
+            as_error=self._guard == "raise",
+            warn=self._warn,
         )
         # Weak: an optimizer that lives on must not keep the scaler alive.
         forget = weakref.WeakMethod(self._forget)
@@ -742,7 +748,9 @@ class GradScaler(torch.amp.GradScaler):
         if entry is not None and not entry.checked and can_touch_host():
             if not args and needs_closure(optimizer):
                 raise messages.closure_wanted(optimizer)
-            self._check_float16(step)
+            if not self._is_replaced("_unscale_grads_"):
+                # A host that replaces it accepts float16 on purpose.
+                self._float16.check_step(step)
             entry.checked = True
         loop = self._monitor.loop
         check_due = self._iteration.first or loop.due
@@ -763,42 +771,6 @@ class GradScaler(torch.amp.GradScaler):
         if not torch.compiler.is_compiling():
             step.mark_stepped(self._iteration.backwards)
         return returned
-
-    def _report_float16_model(self, model: torch.nn.Module) -> None:
-        """Report the model's float16 parameters if an optimizer lacks masters."""
-        params = [
-            param
-            for param in model.parameters()
-            if param.requires_grad and param.dtype is torch.float16
-        ]
-        if params:
-            held = float16_params.optimizers_of(params, live_optimizers())
-            for optimizer, mine in held:
-                self._report_float16(optimizer, mine, (model, optimizer))
-
-    def _check_float16(self, step: OptimizerStep) -> None:
-        """Report float16 parameters without masters before the first step."""
-        optimizer, sources = step.optimizer, step.name_sources
-        params = float16_params.without_masters(optimizer)
-        if not params or self._is_replaced("_unscale_grads_"):
-            # A host that replaces it accepts float16 on purpose.
-            return
-        if self._allow_fp16:
-            if self._refuses_eps and step.mode is StepMode.FLAG:
-                float16_params.check_eps(optimizer, params, sources)
-        elif step.mode is not StepMode.FLAG and float16_params.keeps_no_masters(
-            optimizer
-        ):
-            # Those of other optimizers are refused when they are collected.
-            self._report_float16(optimizer, params, sources)
-
-    def _report_float16(
-        self, optimizer: Any, params: list[Tensor], sources: tuple[Any, ...]
-    ) -> None:
-        message = float16_params.report(optimizer, params, sources)
-        if self._guard == "raise":
-            raise ConfigError(message, code="GS120")
-        self._warn.float16_params(message)
 
     def _prepare(self, step: OptimizerStep, state: dict[str, Any]) -> None:
         """Read the gradients and decide; unscale them if the optimizer does not."""
@@ -905,7 +877,14 @@ class GradScaler(torch.amp.GradScaler):
         )
         rule_skip = None
         if steps and self._loss_scales.found:
-            rule_skip = self._update_losses([step.skip for step in steps])
+            opened = self._iteration.steps.values()
+            channel = next((step.channel for step in opened if step.channel), None)
+            rule_skip = self._loss_scales.end_update(
+                self._policy,
+                [step.skip for step in steps],
+                plain=self._iteration.losses > self._loss_scales.contexts,
+                group=None if channel is None else channel.group,
+            )
             if rule_skip is None and forced is None:
                 # No loss was scaled by the scaler's own scale: it stays.
                 forced = scale.clone()
@@ -935,21 +914,6 @@ class GradScaler(torch.amp.GradScaler):
         self._iteration.end(state.used_scale, self._entries)
         if (steps or idle) and type(scale) is Tensor and can_touch_host():
             self._monitor.end_update(self, state, self._iteration.settled)
-
-    def _update_losses(self, skips: list[Tensor]) -> Tensor | None:
-        """Move the scales of several losses.
-
-        Returns:
-            f32[], what the rule of the scaler's own scale sees as the skip; None if it
-            has multiplied no loss.
-        """
-        losses, steps = self._loss_scales, self._iteration.steps.values()
-        channel = next((step.channel for step in steps if step.channel), None)
-        losses.update_(self._policy, None if channel is None else channel.group)
-        plain = self._iteration.losses > losses.contexts
-        rule_skip = losses.rule_skip(skips, plain=plain)
-        losses.forget()
-        return rule_skip
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Return the hook that gives a rank without data the scale of the others.

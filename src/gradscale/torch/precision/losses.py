@@ -71,6 +71,25 @@ class LossScales:
         """Forget the losses since the last update."""
         self.found, self.contexts = {}, 0
 
+    def end_update(
+        self, policy: AnyPolicy, skips: Sequence[Tensor], *, plain: bool, group: Any
+    ) -> Tensor | None:
+        """Move the scales of the losses since the last update, and forget these.
+
+        Args:
+            policy: Its rule moves them.
+            skips, plain: As for `rule_skip`.
+            group: The ranks that decide together, on which the same losses have run;
+                None for one alone.
+
+        Returns:
+            As `rule_skip`: what the rule of the scaler's own scale sees as the skip.
+        """
+        self.update_(policy, group)
+        rule_skip = self.rule_skip(skips, plain=plain)
+        self.forget()
+        return rule_skip
+
     def rule_skip(self, skips: Sequence[Tensor], *, plain: bool) -> Tensor | None:
         """Return f32[], 1 if the main loss was not finite; None if there was none.
 
