@@ -144,7 +144,9 @@ def test_a_norm_below_the_limit_changes_nothing():
 
 
 def test_a_static_scale_stays():
-    trainer, weight = made(dynamic_loss_scale=False, loss_scaler_params={"init_scale": 4})
+    trainer, weight = made(
+        dynamic_loss_scale=False, loss_scaler_params={"init_scale": 4}
+    )
     stepped(trainer, weight, [INF])
     stepped(trainer, weight, [4.0])
     assert (trainer.last.scale, values(weight)) == (4.0, [[-1.0, 0.0]])
