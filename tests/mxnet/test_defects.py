@@ -83,6 +83,32 @@ def an_infinity_does_not_reach_the_weights_through_the_kvstore(kind):
 
 
 @scenario
+def an_infinity_does_not_reach_the_weights_through_a_store_that_mxnet_chose(kind):
+    weight = parameter(devices=2)
+    trainer = trainer_of(weight, kvstore="device")
+    attached(kind, trainer)
+    step(kind, trainer, [1.0, INF])
+    assert all(map(math.isfinite, values(weight)[0]))
+
+
+@scenario
+def an_infinity_that_clipping_hides_skips_the_step(kind):
+    weight = parameter()
+    trainer = trainer_of(weight)
+    attached(kind, trainer)
+    module = {"gradscale": amp, "mxnet": mxnet_amp}[kind]
+    with mx.autograd.record():
+        loss = (weight.data() * INF).sum()
+        with module.scale_loss(loss, trainer) as scaled:
+            scaled.backward()
+    module.unscale(trainer)
+    grad = weight.grad()
+    mx.nd.clip(grad, -1.0, 1.0, out=grad)
+    trainer.update(1)
+    assert values(weight) == [[1.0, 2.0]]
+
+
+@scenario
 def a_trainer_is_prepared_without_a_call_of_init(kind):
     trainer = trainer_of(parameter())
     {"gradscale": amp, "mxnet": mxnet_amp}[kind].init_trainer(trainer)

@@ -1,5 +1,6 @@
 """Nets in float32, float16 and bfloat16 train; an overflow costs one step."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from mxnet.contrib.amp.amp import bfloat16
 
 from gradscale.mxnet import amp
+from gradscale.runfile import open_run
 from tests.mxnet.bfloat16_run import DENSE_FAILS, DENSE_WORKS
 from tests.mxnet.nets import CPU, INF, NAN, parameter, step, trainer_of, values
 
@@ -168,3 +170,24 @@ def test_a_bfloat16_net_trains_after_amp_init():
     followed, dense = done.stdout.splitlines()
     assert followed == "SoftmaxOutput follows the scale"
     assert dense in (DENSE_WORKS, DENSE_FAILS)
+
+
+def test_the_example_trains_and_records(tmp_path):
+    path = tmp_path / "run.gs"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore", "examples/mxnet_gluon.py"),
+            *("--json", "-o", str(path)),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=HERE.parents[1],
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert np.allclose(found["slope"], 2.0, atol=0.02)
+    assert found["applied"] + found["skipped"] == 100
+    # The sum over both devices is NaN on both.
+    assert len(found["culprits"]) == 4
+    with open_run(path) as run:
+        assert len(list(run.steps())) == 100
