@@ -50,6 +50,9 @@ bench: .venv/.dev
 zoo: .venv/.dev
 	$(PY) -m tests.zoo
 
+example-qat: .venv-qat/.made
+	OMP_NUM_THREADS=1 $(QAT) examples/qat_tensorrt.py
+
 docs: .venv/.dev
 	$(PY) -m docs.render
 
@@ -71,6 +74,14 @@ parity: .venv/.dev
 	$(PIP) -e '.[torch,jax,report,dev]'
 	@# It requires the name tensorflow; tensorflow-cpu is the same without CUDA.
 	$(PIP) --no-deps tf_keras
+	@touch $@
+
+.venv-qat/.made: pyproject.toml constraints-qat.txt Makefile
+	@echo "Installing PyTorch, NVIDIA's Model Optimizer and ONNX Runtime into .venv-qat (1.4 GB)."
+	$(PYTHON) -m venv .venv-qat
+	@# The Model Optimizer needs the last two and does not declare them.
+	$(QAT) -m pip install --quiet --disable-pip-version-check -c constraints-qat.txt \
+		-e '.[torch]' nvidia-modelopt onnx onnxruntime onnxscript requests huggingface_hub
 	@touch $@
 
 .venv-mxnet/.dev: pyproject.toml constraints-mxnet.txt Makefile

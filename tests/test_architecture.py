@@ -78,6 +78,7 @@ TORCH = {
     # Annotated only.
     "checkpoint": {"device_state", "precision", "scaler"},
     "initialization": {"monitor", "precision", "scaler"},
+    "quantization": {"precision"},
     "loops": STEPS | {"precision", "rng", "scaler"},
     "compat": {"scaler"},
     "sharded": {"scaler"},

@@ -68,6 +68,7 @@ WITH_EXAMPLES = [
     "gradscale.torch.precision.float16_params",
     "gradscale.torch.precision.levels",
     "gradscale.torch.precision.master_weights",
+    "gradscale.torch.quantization",
     "gradscale.torch.underflow.meter",
     "gradscale.recording.recorder",
     "gradscale.recording.recorded_run",
