@@ -12,7 +12,6 @@ gradients are too small; the others are an ordinary case, which does not need sc
 import argparse
 import copy
 import json
-import statistics
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
@@ -90,26 +89,6 @@ def checked(model: Any, images: Images) -> dict[str, Any]:
         }
 
 
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return mean and standard deviation of the accuracy of each kind of run."""
-    kinds = {
-        (row["run"], row.get("loss_weight")): [] for row in rows if "accuracy" in row
-    }
-    for row in rows:
-        if "accuracy" in row:
-            kinds[row["run"], row.get("loss_weight")].append(row["accuracy"])
-    return [
-        {
-            "run": run,
-            "loss_weight": weight,
-            "seeds": len(values),
-            "mean": statistics.mean(values),
-            "stdev": statistics.stdev(values) if len(values) > 1 else None,
-        }
-        for (run, weight), values in kinds.items()
-    ]
-
-
 def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -117,11 +96,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = [row for seed in range(options.seeds) for row in measure_seed(seed)]
-    table = Table("run", "loss weight", "accuracy", "standard deviation")
-    for row in summary(rows):
-        weight = "" if row["loss_weight"] is None else f"{row['loss_weight']:g}"
-        spread = "" if row["stdev"] is None else f"{row['stdev']:.4f}"
-        table.add_row(row["run"], weight, f"{row['mean']:.4f}", spread)
+    table = Table("seed", "run", "loss weight", "accuracy", "lost gradients")
+    for row in rows:
+        if "accuracy" in row:
+            figures = [row["accuracy"], row.get("lost_gradients")]
+            shown = ["" if figure is None else f"{figure:.4f}" for figure in figures]
+            weight = str(row.get("loss_weight", ""))
+            table.add_row(str(row["seed"]), row["run"], weight, *shown)
     Console().print(table)
     for row in rows:
         if row["run"] == "exported":
@@ -133,7 +114,7 @@ def main() -> None:
         place = Place(torch.device, versions)
         write(
             options.out,
-            result("qat", place, [*summary(rows), *rows]) | {"unit": "accuracy"},
+            result("qat", place, rows) | {"unit": "accuracy"},
         )
 
 
