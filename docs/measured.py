@@ -19,6 +19,7 @@ STEPPERS = (
 )
 PLAIN = 'gradscale, fused AdamW, `kernels="plain"`'
 PAIRED = (("torch", "ratio_to_torch"),)
+QAT_FP32 = "quantised, trained in fp32"
 BEGIN, END = "<!-- {name}: made by python -m docs.render -->", "<!-- end -->"
 
 
@@ -219,18 +220,37 @@ def sources_table() -> str:
 def qat_table() -> str:
     """Return the accuracy of quantised nets over the seeds of a run."""
     runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    wide: dict[int, float] = {}
     for row in _qat_rows("accuracy"):
         weight = f"{row['loss_weight']:g}" if "loss_weight" in row else NOTHING
         runs.setdefault((row["run"], weight), []).append(row)
+        if row["run"] == QAT_FP32:
+            wide[row["seed"]] = row["accuracy"]
     lines = []
     for (run, weight), rows in runs.items():
         values = [row["accuracy"] for row in rows]
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        lost = [row["lost_gradients"] for row in rows if row.get("lost_gradients")]
-        figure = f"{statistics.mean(values):.4f} ± {spread:.4f}"
-        lines.append([run, weight, figure, f"{max(lost):.1%}" if lost else NOTHING])
-    head = ["run", "loss weight", "accuracy, mean ± standard deviation of seeds"]
+        pairs = [
+            row["accuracy"] - wide[row["seed"]] for row in rows if "skipped" in row
+        ]
+        found = [row.get("lost_gradients") for row in rows]
+        lost = [share for share in found if share is not None]
+        lines.append(
+            [
+                run,
+                weight,
+                _spread(values),
+                NOTHING if run == QAT_FP32 or not pairs else _spread(pairs),
+                f"{max(lost):.1%}" if lost else NOTHING,
+            ]
+        )
+    head = ["run", "loss weight", "accuracy", "less that of fp32, seed by seed"]
     return _table([*head, "gradient elements that are 0 in float16 alone"], lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return mean and standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.4f} ± {deviation:.4f}"
 
 
 def qat_export_table() -> str:

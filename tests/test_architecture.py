@@ -43,7 +43,7 @@ ROOMS = {
     "jax": Allowed(RECORDING, {"flax", "jax", "numpy", "optax"}),
     # TensorFlow and tf_keras only where a file says so: Keras has other backends.
     "keras": Allowed(RECORDING, {"keras", "tensorflow", "tf_keras"}),
-    "mxnet": Allowed(RECORDING, {"mxnet"}),
+    "mxnet": Allowed(RECORDING, {"mxnet", "numpy"}),
     "diagnosis": Allowed(RUN, {"numpy"}),
     "sinks": Allowed(RECORDING | FRAMEWORKS, {"tensorboard", "torch", "wandb"}),
     "demo": Allowed(RECORDING | FRAMEWORKS, {"torch"}),
@@ -173,7 +173,7 @@ def parsed(path):
         ("jax", "import equinox"),
         ("keras", "import jax"),
         ("keras", "from gradscale.torch import GradScaler"),
-        ("mxnet", "import numpy"),
+        ("mxnet", "import gluonnlp"),
         ("mxnet", "from gradscale.keras import LossScaleOptimizer"),
         ("report", "from gradscale.torch import GradScaler"),
         ("demo", "from gradscale.report import figures"),

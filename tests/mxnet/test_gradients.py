@@ -6,7 +6,7 @@ import mxnet as mx
 import pytest
 from mxnet.contrib.amp.amp import bfloat16
 
-from gradscale.mxnet.gradients import discard_, norm, read
+from gradscale.mxnet.gradients import discard_, float16_names, norm, read
 from tests.mxnet.nets import INF, NAN, parameter
 
 
@@ -30,6 +30,21 @@ def test_a_bad_element_of_a_bfloat16_gradient_is_found():
     assert read([weight]).peaks == (2.0,)
     weight._grad = [mx.nd.amp_cast(mx.nd.array([1.0, NAN]), dtype=bfloat16)]
     assert not read([weight]).finite
+    assert float16_names([weight]) == []
+
+
+def test_float16_gradients_are_named():
+    params = [parameter(name=dtype, dtype=dtype) for dtype in ("float16", "float32")]
+    assert float16_names(params) == ["float16"]
+
+
+def test_the_norm_is_that_of_one_device():
+    one, other = parameter(devices=2, name="one"), parameter(devices=2, name="other")
+    for param, value in ((one, 3.0), (other, 4.0)):
+        for grad in param.list_grad():
+            grad[:] = [value, 0.0]
+    params = [one, other]
+    assert norm(params, read(params)) == 5.0
 
 
 def test_a_large_float64_gradient_is_finite():

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 from mxnet import autograd, nd
 
 
@@ -37,9 +38,8 @@ class Reading(NamedTuple):
     @property
     def culprits(self) -> list[str]:
         """The names of the gradients that are not finite."""
-        return [
-            name for name, peak in self.by_name().items() if not math.isfinite(peak)
-        ]
+        pairs = zip(self.names, self.peaks, strict=True)
+        return [name for name, peak in pairs if not math.isfinite(peak)]
 
     def by_name(self) -> dict[str, float]:
         """Return the peaks by name."""
@@ -56,9 +56,9 @@ def read(params: Iterable[Any]) -> Reading:
     >>> read([weight])
     Reading(names=('weight@cpu(0)', 'weight@cpu(1)'), peaks=(0.0, inf))
     """
-    grads = list(_gradients(params))
-    peaks = _to_host([_peak(grad) for _, grad in grads])
-    return Reading(tuple(name for name, _ in grads), tuple(peaks))
+    found = list(_gradients(params))
+    peaks = _to_host([_peak(each.grad) for each in found])
+    return Reading(tuple(each.name for each in found), tuple(peaks))
 
 
 def norm(params: Iterable[Any], reading: Reading) -> float:
@@ -77,12 +77,8 @@ def norm(params: Iterable[Any], reading: Reading) -> float:
         params: The parameters.
         reading: Of the same gradients; all finite.
     """
-    peaks = reading.by_name()
-    first = [
-        (peaks[name], grad)
-        for name, grad in _gradients(params, devices=1)
-        if peaks[name] > 0.0
-    ]
+    pairs = zip(_gradients(params), reading.peaks, strict=True)
+    first = [(peak, each.grad) for each, peak in pairs if peak > 0.0 and each.first]
     with autograd.pause():
         norms = [(_dense(grad).astype("float64") / peak).norm() for peak, grad in first]
     return math.hypot(
@@ -93,8 +89,8 @@ def norm(params: Iterable[Any], reading: Reading) -> float:
 def unscale_(params: Iterable[Any], factor: float) -> None:
     """Multiply every gradient on every device by a factor, in place."""
     with autograd.pause():
-        for _, grad in _gradients(params):
-            grad[:] *= factor
+        for each in _gradients(params):
+            each.grad[:] *= factor
 
 
 def discard_(params: Iterable[Any]) -> None:
@@ -111,21 +107,25 @@ def discard_(params: Iterable[Any]) -> None:
 
 def float16_names(params: Iterable[Any]) -> list[str]:
     """Return the names of the float16 gradients."""
-    return [
-        name for name, grad in _gradients(params) if grad.dtype.__name__ == "float16"
-    ]
+    return [each.name for each in _gradients(params) if each.grad.dtype == np.float16]
 
 
-def _gradients(
-    params: Iterable[Any], devices: int | None = None
-) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the array of each gradient, of the first devices or of all."""
+class _Gradient(NamedTuple):
+    """One gradient on one device."""
+
+    name: str
+    grad: Any
+    first: bool
+
+
+def _gradients(params: Iterable[Any]) -> Iterator[_Gradient]:
+    """Yield each gradient on each device."""
     for param in params:
         # None: frozen, or not initialized yet.
         grads = param._grad or []
-        for grad in grads[:devices]:
+        for place, grad in enumerate(grads):
             name = param.name if len(grads) == 1 else f"{param.name}@{grad.context}"
-            yield name, grad.as_nd_ndarray()
+            yield _Gradient(name, grad.as_nd_ndarray(), place == 0)
 
 
 def _dense(grad: Any) -> Any:
