@@ -217,8 +217,8 @@ def onnx_figures(path: Path, model: nn.Module, images: Images) -> dict[str, floa
     INT8 kernels.
 
     Returns:
-        The largest difference of a logit on all images; on those with no value at a
-        rounding border, where the two may round to different integers; how many have
+        The largest difference of a logit on all images; on those with no activation at
+        a rounding border, where the two may round to different integers; how many have
         one; and the share of images with the same class from INT8 kernels.
     """
     data, _ = images.batch(1000)
@@ -248,7 +248,7 @@ def onnx_figures(path: Path, model: nn.Module, images: Images) -> dict[str, floa
 
 
 def outputs_and_borders(model: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the outputs, and bool[images]: a value of it is at a rounding border.
+    """Return the outputs, and bool[images]: an activation is at a rounding border.
 
     The model multiplies by 127 / amax and ONNX divides by amax / 127: where the result
     is half an integer, up to a rounding error, they may differ by a whole level.
@@ -259,13 +259,14 @@ def outputs_and_borders(model: nn.Module, data: Tensor) -> tuple[Tensor, Tensor]
         levels = inputs[0] * (127.0 / quantizer.amax)
         distance = (levels.remainder(1.0) - 0.5).abs()
         hit = (distance < BORDER) & (levels.abs() < 127.5)
-        # A weight counts for all images.
-        near.logical_or_(hit.flatten(1).any(1) if len(hit) == len(data) else hit.any())
+        near.logical_or_(hit.flatten(1).any(1))
 
     hooks = [
         module.register_forward_pre_hook(look)
-        for module in model.modules()
-        if isinstance(module, TensorQuantizer) and module.is_enabled
+        for name, module in model.named_modules()
+        if isinstance(module, TensorQuantizer)
+        and module.is_enabled
+        and name.endswith("input_quantizer")
     ]
     outputs = model(data)
     for hook in hooks:

@@ -6,7 +6,7 @@ size that is trained.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,10 @@ from gradscale.torch.precision.casting import fp32_island
 
 __all__ = ["LearnableFakeQuantize", "guard_observers"]
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def guard_observers(model: nn.Module) -> nn.Module:
+
+def guard_observers(model: Model) -> Model:
     """Keep infinite and NaN activations out of the observers of `torch.ao`.
 
     Every fake-quantise module and every observer outside of one
