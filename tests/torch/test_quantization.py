@@ -159,6 +159,11 @@ def test_a_guarded_model_is_converted():
     assert type(converted[1]).__module__.startswith("torch.ao.nn.quantized")
 
 
+def test_an_observer_without_a_range_is_left_alone():
+    observer = guard_observers(ao.PlaceholderObserver())
+    assert observer(batch(INF)).isinf().any()
+
+
 def test_a_model_without_observers_is_refused():
     with pytest.raises(ConfigError, match=r"Linear has no fake-quantise.*prepare_qat"):
         guard_observers(nn.Linear(2, 2))

@@ -79,8 +79,9 @@ def guard_observers(model: Model) -> Model:
         )
     for module in found:
         fp32_island(module)
+        observes = any(buffer.is_floating_point() for buffer in module.buffers())
         hooks = module._forward_pre_hooks.values()
-        if not any(isinstance(hook, _Keep) for hook in hooks):
+        if observes and not any(isinstance(hook, _Keep) for hook in hooks):
             keep = _Keep()
             module.register_forward_pre_hook(keep)
             module.register_forward_hook(_PutBack(keep))
@@ -88,7 +89,7 @@ def guard_observers(model: Model) -> Model:
 
 
 class _Keep:
-    """A hook that copies the floating and integer buffers before a forward pass."""
+    """A hook that copies the buffers before a forward pass."""
 
     def __init__(self) -> None:
         self.saved: dict[str, Tensor] = {}
