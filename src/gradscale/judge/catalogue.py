@@ -1114,6 +1114,45 @@ scaler.step(optimizer)
         ),
     ),
     Entry(
+        code="GS131",
+        name="updated-on-kvstore",
+        summary="An MXNet trainer updates its weights on the key-value store",
+        meaning=(
+            "A Gluon Trainer whose weights are updated by the key-value store was "
+            "given a loss scaler: update_on_kvstore=True, sparse weights, or an "
+            "asynchronous store. It is refused before its first step. With "
+            "update_on_kvstore=None, MXNet's default, gradscale.mxnet chooses False."
+        ),
+        why=(
+            "The store updates the weights while it sums the gradients, before they "
+            "can be checked. MXNet's own scaler lets an infinite gradient reach the "
+            "weights in this mode."
+        ),
+        example="""\
+import mxnet
+from gradscale.mxnet import amp
+
+net = mxnet.gluon.nn.Dense(1, in_units=4)
+net.initialize()
+trainer = mxnet.gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=True)
+amp.init_trainer(trainer)
+""",
+        instead="""\
+import mxnet
+from gradscale.mxnet import amp
+
+net = mxnet.gluon.nn.Dense(1, in_units=4)
+net.initialize()
+trainer = mxnet.gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
+amp.init_trainer(trainer)
+""",
+        advice=(
+            "Pass update_on_kvstore=False to mxnet.gluon.Trainer.",
+            "Use dense weights; gradients may be sparse.",
+            "Use a synchronous store: dist_sync or dist_device_sync.",
+        ),
+    ),
+    Entry(
         code="GS201",
         name="overflow",
         summary="A gradient was not finite; the step was skipped",
