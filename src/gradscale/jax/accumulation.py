@@ -32,14 +32,14 @@ class MultiSteps(optax.MultiSteps):
         ConfigError: `should_skip_update_fn` was given.
 
     >>> from gradscale import DynamicScale
-    >>> from gradscale.jax import loss_scaled
+    >>> from gradscale.jax import current_scale, loss_scaled
     >>> inner = loss_scaled(optax.sgd(0.5), DynamicScale(init_scale=2.0))
     >>> optimizer = MultiSteps(inner, every_k_schedule=2)
     >>> params = jnp.array(1.0)
     >>> state = optimizer.init(params)
-    >>> for scaled_grad in (jnp.inf, 2.0, 1.0, 3.0):
-    ...     grad = jnp.array(scaled_grad)
-    ...     updates, state = optimizer.update(grad, state, params)
+    >>> for grad in (jnp.inf, 1.0, 1.0, 3.0):
+    ...     scaled = grad * current_scale(state)
+    ...     updates, state = optimizer.update(scaled, state, params)
     ...     print(float(updates))
     0.0
     0.0
