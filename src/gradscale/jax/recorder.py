@@ -54,7 +54,7 @@ class Recorder:
 
     >>> import optax, tempfile
     >>> from gradscale import DynamicScale
-    >>> from gradscale.jax import last, loss_scaled
+    >>> from gradscale.jax import current_scale, last, loss_scaled
     >>> from gradscale.runfile import open_run
     >>> folder = tempfile.TemporaryDirectory()
     >>> policy = DynamicScale()
@@ -64,7 +64,9 @@ class Recorder:
     >>> bad = {"head": jnp.ones(2) / 0.0, "tail": jnp.ones(2)}
     >>> with Recorder(folder.name + "/run.gs", policy=policy) as recorder:
     ...     for grads in (params, bad, params):
-    ...         _, state = optimizer.update(grads, state, params)
+    ...         scale = current_scale(state)
+    ...         scaled = {name: grad * scale for name, grad in grads.items()}
+    ...         _, state = optimizer.update(scaled, state, params)
     ...         recorder.step(last(state), params=params, loss=0.5)
     >>> with open_run(folder.name + "/run.gs") as run:
     ...     [(row.step, row.scale, row.verdict) for row in run.steps()]
