@@ -114,7 +114,7 @@ class Casts(TorchFunctionMode):
 
 # Modules of torch in Python, whose functions hand themselves to modes first. Further
 # methods: backward passes run code of users; `1 / x` calls `reciprocal`.
-_IN_PYTHON = ("torch.nn.functional", "torch.functional")
+_IN_PYTHON = ("torch.nn.functional", "torch.functional", "torch.autograd")
 _METHODS_IN_PYTHON = (Tensor.backward, Tensor.__rdiv__)
 _CHECKS = (
     "has_torch_function",
