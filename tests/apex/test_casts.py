@@ -31,15 +31,15 @@ def test_the_lists_are_those_of_apex(golden):
     functional, ours, tensor = (
         lists[name] for name in ("torch.nn.functional", "torch", "torch.Tensor")
     )
-    assert functional_overrides.FP16_FUNCS == functional["half"]
-    assert functional_overrides.FP32_FUNCS == functional["single"]
+    assert functional["half"] == functional_overrides.FP16_FUNCS
+    assert functional["single"] == functional_overrides.FP32_FUNCS
     assert [n for n, _ in functional_overrides.BANNED_FUNCS] == functional["banned"]
-    assert torch_overrides.FP16_FUNCS == ours["half"]
-    assert torch_overrides.FP32_FUNCS == ours["single"]
-    assert torch_overrides.CASTS == ours["promote"]
-    assert torch_overrides.SEQUENCE_CASTS == ours["promote sequences"]
-    assert tensor_overrides.FP16_FUNCS == tensor["half"]
-    assert tensor_overrides.FP32_FUNCS == tensor["single"]
+    assert ours["half"] == torch_overrides.FP16_FUNCS
+    assert ours["single"] == torch_overrides.FP32_FUNCS
+    assert ours["promote"] == torch_overrides.CASTS
+    assert ours["promote sequences"] == torch_overrides.SEQUENCE_CASTS
+    assert tensor["half"] == tensor_overrides.FP16_FUNCS
+    assert tensor["single"] == tensor_overrides.FP32_FUNCS
     assert sorted(tensor_overrides.CASTS) == sorted(tensor["promote"])
 
 
@@ -322,10 +322,13 @@ def test_a_custom_function_is_cast_in_both_directions(handle):
 
 
 def test_casts_can_be_disabled_and_come_back_after_an_error(handle):
-    with pytest.raises(KeyError):
+    def fail():
         with amp.disable_casts():
             assert matrix().mm(matrix()).dtype is FLOAT
             raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     assert matrix().mm(matrix()).dtype is HALF
 
 

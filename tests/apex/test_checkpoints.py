@@ -253,7 +253,9 @@ def test_a_write_to_a_weight_reaches_its_master():
     with torch.no_grad():
         model.param.fill_(3.0)
     optimizer.zero_grad()
-    with amp.scale_loss(0.0 * model(torch.randn(2, 1, 3, 3)).sum(), optimizer) as scaled:
+    with amp.scale_loss(
+        0.0 * model(torch.randn(2, 1, 3, 3)).sum(), optimizer
+    ) as scaled:
         scaled.backward()
     optimizer.step()
     assert model.param.item() == 3.0
@@ -280,7 +282,9 @@ def test_the_last_outcome_names_verdict_and_culprits():
     assert amp.last is None
     step(model, optimizer, torch.randn(2, 1, 3, 3))
     _amp_state.loss_scalers[0]._loss_scale = 2.0**24
-    with amp.scale_loss(1e30 * model(torch.randn(2, 1, 3, 3)).sum(), optimizer) as scaled:
+    with amp.scale_loss(
+        1e30 * model(torch.randn(2, 1, 3, 3)).sum(), optimizer
+    ) as scaled:
         scaled.backward()
     optimizer.step()
     assert not amp.last.applied

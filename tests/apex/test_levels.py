@@ -119,6 +119,11 @@ def test_the_shape_of_the_arguments_is_that_of_the_result():
     assert optimizers == [one, two]
 
 
+def test_a_level_in_the_place_of_enabled_is_refused():
+    with pytest.raises(RuntimeError, match="Pass opt_level='O2' by name"):
+        amp.initialize(network(), None, "O2")
+
+
 def test_disabled_amp_does_nothing():
     model = network()
     optimizer = sgd(model)
@@ -132,24 +137,21 @@ def test_disabled_amp_does_nothing():
 
 def test_scale_loss_before_initialize_is_refused():
     with pytest.raises(OrderError, match=r"before amp.initialize\(\)"):
-        with amp.scale_loss(torch.ones(()), None):
-            pass
+        amp.scale_loss(torch.ones(()), None).__enter__()
 
 
 def test_a_loss_without_a_scale_is_refused():
     model = network()
     model, optimizer = amp.initialize(model, sgd(model), opt_level="O0", verbosity=0)
     with pytest.raises(RuntimeError, match="num_losses=3"):
-        with amp.scale_loss(torch.ones(()), optimizer, loss_id=2):
-            pass
+        amp.scale_loss(torch.ones(()), optimizer, loss_id=2).__enter__()
 
 
 def test_an_optimizer_that_was_not_given_is_refused():
     model = network()
     amp.initialize(model, opt_level="O0", verbosity=0)
-    with pytest.raises(RuntimeError, match="SGD was not given to amp.initialize"):
-        with amp.scale_loss(torch.ones(()), sgd(model)):
-            pass
+    with pytest.raises(RuntimeError, match=r"SGD was not given to amp\.initialize"):
+        amp.scale_loss(torch.ones(()), sgd(model)).__enter__()
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
@@ -176,8 +178,7 @@ def test_a_line_names_the_settings_and_each_overflow(caplog):
 def test_verbosity_0_prints_nothing(caplog, capsys):
     caplog.set_level("INFO")
     model = network()
-    model, optimizer = amp.initialize(model, sgd(model), "O2", verbosity=0)
-    amp.initialize(model, opt_level="O2", verbosity=0)
+    model, optimizer = amp.initialize(model, sgd(model), opt_level="O2", verbosity=0)
     with amp.scale_loss(1e30 * model(torch.randn(3, 4)).sum(), optimizer) as scaled:
         scaled.backward()
     optimizer.step()

@@ -22,9 +22,7 @@ class Pair(nn.Module):
     def __init__(self, unique):
         super().__init__()
         self.weight0 = nn.Parameter(unique + torch.arange(2, dtype=torch.float32))
-        self.weight1 = nn.Parameter(
-            1.0 + unique + torch.arange(2, dtype=torch.float16)
-        )
+        self.weight1 = nn.Parameter(1.0 + unique + torch.arange(2, dtype=torch.float16))
 
     def forward(self, x):
         return ((x * self.weight0.float()) * self.weight1.float()).sum()
@@ -130,7 +128,9 @@ def train(setup, level, how, scalers, inf, **options):
     """Train with amp, an inf in one gradient; compare with the reference."""
     iterations = 2 if inf is None else 3
     skipped = () if inf is None else setup.losses[inf[1]][1]
-    grads, final = reference(setup, iterations, [(inf[0], o) for o in skipped] if inf else [])
+    grads, final = reference(
+        setup, iterations, [(inf[0], o) for o in skipped] if inf else []
+    )
     models, optimizers = setup.make(**options)
     _amp_state.allow_incoming_model_not_fp32 = True
     models, optimizers = amp.initialize(
@@ -146,7 +146,9 @@ def train(setup, level, how, scalers, inf, **options):
     for i in range(iterations):
         zero(how, models, optimizers)
         losses = [sum(models[m](X) for m in held) for held, _ in setup.losses]
-        for number, (loss, (_, given)) in enumerate(zip(losses, setup.losses, strict=True)):
+        for number, (loss, (_, given)) in enumerate(
+            zip(losses, setup.losses, strict=True)
+        ):
             to = [optimizers[o] for o in given]
             with amp.scale_loss(loss, to, loss_id=number % scalers) as scaled:
                 scaled.backward()
@@ -157,7 +159,9 @@ def train(setup, level, how, scalers, inf, **options):
                 id(p): master
                 for optimizer in optimizers
                 for p, master in zip(
-                    optimizer._amp_stash.params(), amp.master_params(optimizer), strict=True
+                    optimizer._amp_stash.params(),
+                    amp.master_params(optimizer),
+                    strict=True,
                 )
             }
             for param, grad in zip(params_of(models), grads[i], strict=True):
@@ -232,7 +236,9 @@ def backward(model, optimizer, batch, **settings):
 
 
 def grads_of(optimizer):
-    return [param.grad.float().flatten().tolist() for param in amp.master_params(optimizer)]
+    return [
+        param.grad.float().flatten().tolist() for param in amp.master_params(optimizer)
+    ]
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
@@ -260,6 +266,12 @@ def test_a_step_with_scaled_gradients_is_refused():
         optimizer.step()
 
 
+def failing_backward(model, optimizer):
+    with amp.scale_loss(model(BATCHES[0]).sum(), optimizer) as scaled:
+        scaled.backward()
+        raise KeyError
+
+
 @pytest.mark.parametrize("clear", ["optimizer", "error"])
 def test_a_window_that_is_given_up_leaves_no_gradient(clear):
     model, optimizer = model_and_optimizer("O2")
@@ -268,9 +280,7 @@ def test_a_window_that_is_given_up_leaves_no_gradient(clear):
         optimizer.zero_grad()
     else:
         with pytest.raises(KeyError):
-            with amp.scale_loss(model(BATCHES[0]).sum(), optimizer) as scaled:
-                scaled.backward()
-                raise KeyError
+            failing_backward(model, optimizer)
     backward(model, optimizer, BATCHES[1])
     assert grads_of(optimizer) == [[2.0] * 4, [2.0]]
 
@@ -319,10 +329,10 @@ def test_clipping_the_masters_clips_the_step():
 
 
 def test_a_closure_is_refused_with_masters_and_taken_at_o1():
-    model, optimizer = model_and_optimizer("O2")
+    _, optimizer = model_and_optimizer("O2")
     with pytest.raises(RuntimeError, match="given a closure"):
         optimizer.step(lambda: None)
-    model, optimizer = model_and_optimizer("O1")
+    _, optimizer = model_and_optimizer("O1")
     assert optimizer.step(lambda: torch.tensor(3.0)).item() == 3.0
 
 
@@ -342,4 +352,7 @@ def test_a_frozen_parameter_has_no_master():
     model.bias.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
-    assert [p.dtype for p in amp.master_params(optimizer)] == [torch.float32, torch.float16]
+    assert [p.dtype for p in amp.master_params(optimizer)] == [
+        torch.float32,
+        torch.float16,
+    ]

@@ -133,9 +133,7 @@ def test_larc_steps_at_every_level(level):
 def test_larc_clips_or_scales_and_decays_before_the_rate():
     for clip, expected in ((True, 3.0 - 0.02 * 3.0), (False, 3.0 - 0.1 * 0.02 * 3.0)):
         weight = nn.Parameter(torch.tensor([3.0]))
-        optimizer = LARC(
-            torch.optim.SGD([weight], lr=0.1, weight_decay=0.5), clip=clip
-        )
+        optimizer = LARC(torch.optim.SGD([weight], lr=0.1, weight_decay=0.5), clip=clip)
         (weight * 2.0).sum().backward()
         optimizer.step()
         # Gradient 2 + 0.5 * 3; rate 0.02 * 3 / 3.5.
@@ -277,7 +275,10 @@ def test_the_optimizer_stays_the_same_object():
 
 def test_multi_tensor_operations():
     flag = torch.zeros(1, dtype=torch.int)
-    xs, ys = [torch.full((3,), 4.0), torch.ones(2).half()], [torch.ones(3), torch.ones(2)]
+    xs, ys = (
+        [torch.full((3,), 4.0), torch.ones(2).half()],
+        [torch.ones(3), torch.ones(2)],
+    )
     out = [torch.empty(3), torch.empty(2).half()]
     multi_tensor_applier(amp_C.multi_tensor_axpby, flag, [xs, ys, out], 2.0, 8.0, -1)
     assert [o.tolist() for o in out] == [[16.0] * 3, [10.0] * 2]
@@ -323,7 +324,9 @@ def test_a_wrapped_model_trains(one_rank, level):
         optimizer.zero_grad()
         with amp.scale_loss(model(torch.ones(2, 4)).sum(), optimizer) as scaled:
             scaled.backward()
-        grads = [param.grad.flatten().tolist() for param in amp.master_params(optimizer)]
+        grads = [
+            param.grad.flatten().tolist() for param in amp.master_params(optimizer)
+        ]
         assert grads == [[2.0] * 4, [2.0]]
         optimizer.step()
 
@@ -362,7 +365,9 @@ class Block(nn.Module):
 def test_fp16_model_keeps_batch_norms_with_weights_in_f32():
     model = FP16Model(Block())
     found = {
-        name: {t.dtype for t in (*m.parameters(), *m.buffers()) if t.is_floating_point()}
+        name: {
+            t.dtype for t in (*m.parameters(), *m.buffers()) if t.is_floating_point()
+        }
         for name, m in model.network.named_children()
     }
     assert found == {

@@ -140,7 +140,9 @@ def initialize(
     >>> from gradscale.apex import amp
     >>> model = torch.nn.Linear(2, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    >>> model, optimizer = amp.initialize(model, optimizer, "O2", verbosity=0)
+    >>> model, optimizer = amp.initialize(
+    ...     model, optimizer, opt_level="O2", verbosity=0
+    ... )
     >>> model.weight.dtype, [p.dtype for p in amp.master_params(optimizer)]
     (torch.float16, [torch.float32, torch.float32])
 
@@ -174,6 +176,12 @@ def initialize(
     _amp_state.verbosity = verbosity
     many_models = isinstance(models, (list, tuple))
     many_optimizers = isinstance(optimizers, (list, tuple))
+    if isinstance(enabled, str):
+        raise AmpError(
+            f"enabled={enabled!r} is a string. The third argument of initialize() "
+            f"switches amp on or off. Pass opt_level={enabled!r} by name.",
+            code="GS101",
+        )
     if not enabled:
         _amp_state.opt_properties = Properties(None, {})
         return models if optimizers is None else (models, optimizers)

@@ -36,10 +36,13 @@ def scale_loss(
     other losses. If one is not finite, the scale of this loss is lowered and the next
     step of the given optimizers is skipped; others are not.
 
+    >>> import torch
     >>> from gradscale.apex import amp
-    >>> weight = torch.nn.Linear(2, 1, bias=False)
-    >>> optimizer = torch.optim.SGD(weight.parameters(), lr=1.0)
-    >>> model, optimizer = amp.initialize(weight, optimizer, "O2", verbosity=0)
+    >>> model = torch.nn.Linear(2, 1, bias=False)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    >>> model, optimizer = amp.initialize(
+    ...     model, optimizer, opt_level="O2", loss_scale=128.0, verbosity=0
+    ... )
     >>> loss = model(torch.ones(1, 2)).sum()
     >>> with amp.scale_loss(loss, optimizer) as scaled_loss:
     ...     scaled_loss.backward()
@@ -47,7 +50,7 @@ def scale_loss(
     [tensor([[1., 1.]])]
     >>> optimizer.step()
     >>> amp.last.applied, amp.last.scale
-    (True, 65536.0)
+    (True, 128.0)
 
     Args:
         loss: The loss before scaling.

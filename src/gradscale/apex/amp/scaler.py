@@ -144,6 +144,9 @@ class LossScaler:
         self._grown = self._loss_scale > used
         names = () if finite else tuple(culprits())
         self.last = StepOutcome(lambda: record, lambda: names)
+        if self.recording.recorder is not None:
+            # Rows of several losses may share a file.
+            self.recording.recorder.begin_update()
         self.recording.record_step(record, names, state=self.state_dict)
         if self.recording.hopeless is not None:
             raise self.recording.hopeless

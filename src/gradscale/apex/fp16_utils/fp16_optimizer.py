@@ -26,8 +26,8 @@ class FP16_Optimizer:  # apex's name
     >>> optimizer = FP16_Optimizer(optimizer, dynamic_loss_scale=True, verbose=False)
     >>> optimizer.loss_scale = 1024.0
     >>> optimizer.backward(model(torch.ones(1, 2).half()).sum())
-    >>> float(optimizer.clip_master_grads(0.5))
-    1.4142...
+    >>> optimizer.clip_master_grads(0.5)
+    tensor(1.4142)
     >>> optimizer.step()
     >>> optimizer.overflow, optimizer.last.applied
     (False, True)

@@ -45,8 +45,8 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
             raise AmpError(
                 f"gradient_average={gradient_average} and gradient_predivide_factor="
                 f"{gradient_predivide_factor} were given. Torch's "
-                "DistributedDataParallel averages the gradients of all ranks. Leave both "
-                "out, and multiply the loss by the number of ranks for a sum.",
+                "DistributedDataParallel averages the gradients of all ranks. Leave "
+                "both out, and multiply the loss by the number of ranks for a sum.",
                 code="GS101",
             )
         device = next((param.device for param in module.parameters()), None)
