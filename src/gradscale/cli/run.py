@@ -245,7 +245,8 @@ def _environment(file: Path, notes: Path, as_apex: bool) -> dict[str, str]:
         # Absolute: the script may change its working directory.
         "GRADSCALE_RUN_FILE": str(file.absolute()),
         "GRADSCALE_RUN_NOTES": str(notes),
-        **({"GRADSCALE_AS_APEX": "1"} if as_apex else {}),
+        # The module that takes the place of apex.
+        **({"GRADSCALE_AS_APEX": "gradscale.apex.as_apex"} if as_apex else {}),
     }
 
 

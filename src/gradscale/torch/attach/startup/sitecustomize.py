@@ -9,6 +9,7 @@ gradscale runs unchanged.
 import json
 import os
 import sys
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 
@@ -57,9 +58,7 @@ class ApexFinder:
             return None
         sys.meta_path.remove(self)
         # Not at the top: it loads torch. An error is raised by the script's import.
-        from gradscale.apex.as_apex import install_as_apex
-
-        install_as_apex()
+        import_module(os.environ["GRADSCALE_AS_APEX"]).install_as_apex()
         return ModuleSpec(name, self, loader_state=sys.modules[name].__spec__)
 
     def create_module(self, spec):
