@@ -32,8 +32,3 @@ def fresh_amp():
 @pytest.fixture(scope="session")
 def golden():
     return json.loads((DATA / "apex_golden.json").read_text(encoding="utf-8"))
-
-
-@pytest.fixture
-def device():
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,10 +12,10 @@ from gradscale.apex.amp._amp_state import _amp_state
 from gradscale.apex.amp._process_optimizer import process_optimizer
 from gradscale.apex.amp.amp import init
 from gradscale.apex.amp.scaler import LossScaler
-from gradscale.apex.errors import AmpError
 from gradscale.apex.fp16_utils.fp16_optimizer import FP16_Optimizer
 from gradscale.apex.parallel.LARC import LARC
 from gradscale.apex.run_session import run_recorder
+from gradscale.errors import AmpError
 from gradscale.recording.recorded_run import RecordedRun
 from gradscale.recording.recorder import Recorder
 from gradscale.torch.monitor.recorder import process_here

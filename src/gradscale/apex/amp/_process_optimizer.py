@@ -14,8 +14,7 @@ from torch import Tensor
 from gradscale.apex.amp._amp_state import _amp_state
 from gradscale.apex.amp.casts import disable_casts
 from gradscale.apex.amp.scaler import LossScaler, to_host
-from gradscale.apex.errors import AmpError
-from gradscale.errors import OrderError
+from gradscale.errors import AmpError, OrderError
 from gradscale.torch import messages
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import GradStats, read

@@ -9,7 +9,7 @@ import torch
 from gradscale.apex.amp._amp_state import _amp_state
 from gradscale.apex.amp.casts import Casts, Rule, promote, to_float
 from gradscale.apex.amp.handle import AmpHandle, NoOpHandle
-from gradscale.apex.errors import AmpError
+from gradscale.errors import AmpError
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Of the active casts, makes the rule of a function.

@@ -21,6 +21,7 @@ from gradscale.apex.amp.lists import (
     tensor_overrides,
     torch_overrides,
 )
+from gradscale.errors import AmpError
 
 HALF, FLOAT = torch.float16, torch.float32
 # Takes the arguments; returns them as the function gets them.
@@ -208,7 +209,7 @@ def refuse_half(what: str, message: str = "") -> Rule:
 
     def rule(args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if HALF in dtypes_in((args, list(kwargs.values()))):
-            raise NotImplementedError(text)
+            raise AmpError(text, code="GS101")
         return args, kwargs
 
     return rule

@@ -8,8 +8,7 @@ import torch
 
 from gradscale.apex.amp import _initialize
 from gradscale.apex.amp._amp_state import _amp_state
-from gradscale.apex.errors import AmpError
-from gradscale.errors import StateError
+from gradscale.errors import AmpError, StateError
 from gradscale.recording.recorder import Recorder
 
 # Set by users of `gradscale run --as-apex`, whose script cannot pass the argument.

@@ -15,8 +15,7 @@ from gradscale.apex.amp.casts import (
     disable_casts,
     rnn_inputs_as_weights,
 )
-from gradscale.apex.errors import AmpError
-from gradscale.errors import OrderError
+from gradscale.errors import AmpError, OrderError
 
 __all__ = ["AmpHandle", "NoOpHandle", "disable_casts", "scale_loss"]
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.apex.errors import AmpError
 from gradscale.apex.fp16_utils.loss_scaler import (
     DynamicLossScaler,
     LossScaler,
@@ -14,6 +13,7 @@ from gradscale.apex.fp16_utils.loss_scaler import (
 )
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.records import StepRecord
+from gradscale.errors import AmpError
 from gradscale.torch.grads.unscale import multiply_
 from gradscale.torch.optim.state import WIDE, needs_master
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from gradscale.apex.errors import AmpError
+from gradscale.errors import AmpError
 from gradscale.torch.precision.casting import cast
 
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm

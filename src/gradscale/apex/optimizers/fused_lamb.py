@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.apex.errors import AmpError
+from gradscale.errors import AmpError
 
 
 class FusedLAMB(torch.optim.Optimizer):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradscale.apex.errors import AmpError
+from gradscale.errors import AmpError
 from gradscale.torch.optim import SGD
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from gradscale.apex.errors import AmpError
+from gradscale.errors import AmpError
 
 
 class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
