@@ -62,7 +62,6 @@ def test_a_docstring_begins_with_the_words_of_the_tree(kind):
         (AmpError, RuntimeError),
         (AmpError, NotImplementedError),
         (AmpError, AssertionError),
-        (AmpError, TypeError),
         (AmpError, ValueError),
         (ConfigError, ValueError),
         (ConfigError, AssertionError),

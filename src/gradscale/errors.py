@@ -48,9 +48,9 @@ def _revive(kind: type[GradscaleError], text: str) -> GradscaleError:
     return error
 
 
-class AmpError(
-    GradscaleError, NotImplementedError, ValueError, TypeError, AssertionError
-):
+# Not a TypeError, which apex raises too: Python takes one in an operator for a type that
+# the operator does not know, and tries another method.
+class AmpError(GradscaleError, NotImplementedError, ValueError, AssertionError):
     """A use of gradscale.apex that apex refuses too, or that can never work.
 
     Apex raises each of these built-ins, and `RuntimeError`, which is a base of

@@ -20,6 +20,13 @@ def reset():
 
 
 @pytest.fixture(autouse=True)
+def on_a_cpu(request, monkeypatch):
+    """Test on the CPU everywhere; `test_cuda.py` tests on a GPU."""
+    if request.path.name != "test_cuda.py":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture(autouse=True)
 def fresh_amp():
     assert isinstance(_amp_state, AmpState)
     reset()

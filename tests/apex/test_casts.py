@@ -339,6 +339,15 @@ def test_deactivation_leaves_other_modes_entered(handle):
     assert matrix().mm(matrix()).dtype is FLOAT
 
 
+def test_tensors_on_the_cpu_are_left_alone_if_the_model_is_elsewhere():
+    amp.init(on_cpu=False)
+    assert matrix().mm(matrix()).dtype is FLOAT
+    assert amp.half_function(dtypes)(matrix(), matrix()) == (FLOAT, FLOAT)
+    assert nn.LSTM(4, 4)(torch.randn(3, 2, 4))[0].dtype is FLOAT
+    meta = torch.ones(2, 2, device="meta")
+    assert meta.mm(meta).dtype is HALF
+
+
 def test_a_second_init_replaces_the_first(handle):
     second = amp.init()
     assert torch._C._len_torch_function_stack() == 1

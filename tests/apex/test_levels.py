@@ -88,9 +88,9 @@ def test_an_optimizer_is_given_once():
 
 def test_what_is_no_model_or_optimizer_is_refused():
     model = network()
-    with pytest.raises(TypeError, match="str as a model"):
+    with pytest.raises(RuntimeError, match="str as a model"):
         amp.initialize("model", verbosity=0)
-    with pytest.raises(TypeError, match="dict as an optimizer"):
+    with pytest.raises(RuntimeError, match="dict as an optimizer"):
         amp.initialize(model, {}, verbosity=0)
     with pytest.raises(RuntimeError, match="FP16_Optimizer"):
         amp.initialize(model, FP16_Optimizer(sgd(model)), verbosity=0)

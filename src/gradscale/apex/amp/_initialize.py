@@ -73,7 +73,8 @@ def initialize(
             # Torch casts the state to the dtype of the parameters as it loads it.
             optimizer.load_state_dict(optimizer.state_dict())
     if properties.patch_torch_functions:
-        init()
+        params = (param for model in models for param in model.parameters())
+        init(on_cpu=all(param.device.type == "cpu" for param in params))
 
 
 def make_scalers(

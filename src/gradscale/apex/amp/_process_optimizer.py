@@ -4,6 +4,7 @@ The optimizer is changed in place, as apex does: scripts keep it under several n
 Its groups hold what it steps, so that clipping and LARC see unscaled f32 gradients.
 """
 
+import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,7 +42,10 @@ class Unscaled:
         self.scaler = scaler
         self.loss = loss.detach().reshape(()) if loss.numel() == 1 else None
         self.stats: list[tuple[GradStats, Tensor]] = []
-        self.inv_scale = torch.tensor(1.0 / scaler.loss_scale(), device=loss.device)
+        scale = scaler.loss_scale()
+        # A scale without a floor may have reached 0.
+        inverse = 1.0 / scale if scale else math.inf
+        self.inv_scale = torch.tensor(inverse, device=loss.device)
         self._skips: bool | None = None
 
     def settle(self, sources: Sequence[Any]) -> bool:
@@ -202,16 +206,7 @@ class AmpOptimizer:
                 master.grad = grad
             else:
                 master.grad.add_(grad)
-        for param, before in zip(stash.params, stash.grads, strict=True):
-            if before is None:
-                continue
-            if param.grad is None:
-                param.grad = before
-            elif param.grad.is_sparse and not before.is_sparse:
-                param.grad = before.add_(param.grad)
-            else:
-                # Into the new gradient: it may be a view of a bucket of DDP.
-                param.grad.add_(before)
+        stash.add_to_new()
 
     def _wide(self, param: Tensor) -> Tensor:
         grad = param.grad

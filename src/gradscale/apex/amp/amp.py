@@ -23,12 +23,14 @@ def init(
     enable_caching: bool = True,
     verbose: bool = False,
     allow_banned: bool = False,
+    *,
+    on_cpu: bool | None = None,
 ) -> AmpHandle | NoOpHandle:
     """Switch the casts of O1 on for the whole process; `initialize` calls it.
 
     Casts that are on already are replaced, not nested.
 
-    >>> handle = init()
+    >>> handle = init(on_cpu=True)
     >>> torch.ones(2, 2).mm(torch.ones(2, 2)).dtype
     torch.float16
     >>> handle._deactivate()
@@ -42,13 +44,18 @@ def init(
         verbose: Has no effect.
         allow_banned: Cast the inputs of `binary_cross_entropy` to f32 instead of
             refusing float16.
+        on_cpu: Cast tensors on the CPU too; None to do so where there is no GPU.
     """
     if _amp_state.handle is not None:
         _amp_state.handle._deactivate()
     if not enabled:
         _amp_state.handle = NoOpHandle()
         return _amp_state.handle
-    handle = AmpHandle(enable_caching=enable_caching, allow_banned=allow_banned)
+    handle = AmpHandle(
+        enable_caching=enable_caching,
+        allow_banned=allow_banned,
+        on_cpu=not torch.cuda.is_available() if on_cpu is None else on_cpu,
+    )
     _amp_state.handle = handle
     for (module, name), make_rule in _registered.items():
         _cast(handle, module, name, make_rule)
@@ -68,7 +75,11 @@ def _wrapped(func: F, make_rule: MakeRule) -> F:
     @functools.wraps(func)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         handle = _amp_state.handle
-        if handle is None or not handle.is_active():
+        if (
+            handle is None
+            or not handle.is_active()
+            or not handle.casts.apply_to(args, kwargs)
+        ):
             return func(*args, **kwargs)
         cast_args, cast_kwargs = make_rule(handle.casts)(list(args), dict(kwargs))
         return func(*cast_args, **cast_kwargs)
@@ -94,7 +105,7 @@ def half_function(fn: F) -> F:
     >>> @half_function
     ... def dtype_of(x):
     ...     return x.dtype
-    >>> handle = init()
+    >>> handle = init(on_cpu=True)
     >>> dtype_of(torch.ones(1))
     torch.float16
     >>> handle._deactivate()

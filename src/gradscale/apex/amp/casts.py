@@ -34,10 +34,13 @@ class Casts(TorchFunctionMode):
     Attributes:
         cache: Half-precision copies of f32 parameters.
         is_active: False to pass all arguments through.
+        on_cpu: Cast tensors on the CPU too. If the model is on a GPU they are data, on
+            their way to it.
     """
 
-    def __init__(self, *, caching: bool, allow_banned: bool) -> None:
+    def __init__(self, *, caching: bool, allow_banned: bool, on_cpu: bool) -> None:
         super().__init__()
+        self.on_cpu = on_cpu
         self.cache = CastCache(caching)
         self.is_active = True
         self._rules = self._make_rules(allow_banned)
@@ -51,7 +54,7 @@ class Casts(TorchFunctionMode):
         if not self.is_active:
             return func(*args, **kwargs)
         rule = self._rules.get(func)
-        if rule is not None:
+        if rule is not None and self.apply_to(args, kwargs):
             args, kwargs = rule(list(args), dict(kwargs))
         if not _calls_others(func):
             return func(*args, **kwargs)
@@ -61,6 +64,10 @@ class Casts(TorchFunctionMode):
             body = self._bodies[func] = _undispatched(func)
         with self:
             return body(*args, **kwargs)
+
+    def apply_to(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Return whether a call is cast, by the devices of its tensors."""
+        return self.on_cpu or _any_off_cpu((*args, *kwargs.values()))
 
     def add_rule(self, func: Any, rule: Rule) -> None:
         """Cast the arguments of a further function."""
@@ -239,6 +246,12 @@ def dtypes_in(value: Any) -> set[torch.dtype]:
     return set()
 
 
+def _any_off_cpu(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.device.type != "cpu"
+    return isinstance(value, (tuple, list)) and any(map(_any_off_cpu, value))
+
+
 def _float(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype is HALF else tensor
 
@@ -292,7 +305,10 @@ def rnn_inputs_as_weights(module: torch.nn.Module, args: Any) -> Any:
     casts = getattr(_amp_state.handle, "casts", None)
     if not isinstance(module, torch.nn.RNNBase) or casts is None or not casts.is_active:
         return None
-    dtype = next(module.parameters()).dtype
+    weight = next(module.parameters())
+    dtype = weight.dtype
+    if not casts.apply_to((weight,), {}):
+        return None
 
     def cast(value: Any) -> Any:
         if isinstance(value, PackedSequence):

@@ -130,8 +130,12 @@ class AmpHandle:
         casts: The `TorchFunctionMode`.
     """
 
-    def __init__(self, *, enable_caching: bool, allow_banned: bool) -> None:
-        self.casts = Casts(caching=enable_caching, allow_banned=allow_banned)
+    def __init__(
+        self, *, enable_caching: bool, allow_banned: bool, on_cpu: bool
+    ) -> None:
+        self.casts = Casts(
+            caching=enable_caching, allow_banned=allow_banned, on_cpu=on_cpu
+        )
         self.verbose = False
         self._all_wrappers: list[tuple[Any, str, Any]] = []
         self._hook: Any = None
