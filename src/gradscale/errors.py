@@ -48,8 +48,8 @@ def _revive(kind: type[GradscaleError], text: str) -> GradscaleError:
     return error
 
 
-# Not a TypeError, which apex raises too: Python takes one in an operator for a type that
-# the operator does not know, and tries another method.
+# Not a TypeError, which apex raises too: in an operator Python takes one for a type
+# that the operator does not know, and tries another method.
 class AmpError(GradscaleError, NotImplementedError, ValueError, AssertionError):
     """A use of gradscale.apex that apex refuses too, or that can never work.
 

@@ -23,7 +23,7 @@ def reset():
 def on_a_cpu(request, monkeypatch):
     """Test on the CPU everywhere; `test_cuda.py` tests on a GPU."""
     if request.path.name != "test_cuda.py":
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
 
 
 @pytest.fixture(autouse=True)

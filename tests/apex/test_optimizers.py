@@ -12,6 +12,7 @@ from gradscale.apex.fp16_utils import (
     FP16_Optimizer,
     FP16Model,
     LossScaler,
+    clip_grad_norm,
     master_params_to_model_params,
     model_grads_to_master_grads,
     network_to_half,
@@ -392,6 +393,7 @@ def test_masters_by_hand(flat):
     before = [param.detach().clone() for param in params]
     model(X.half()).sum().backward()
     model_grads_to_master_grads(params, masters, flat_master=flat)
+    assert clip_grad_norm(masters, 10.0).item() == pytest.approx(3.0**0.5)
     optimizer.step()
     master_params_to_model_params(params, masters, flat_master=flat)
     for old, new in zip(before, params, strict=True):

@@ -27,7 +27,6 @@ class AmpState:
     """
 
     def __init__(self) -> None:
-        self.hard_override = False
         self.allow_incoming_model_not_fp32 = False
         self.verbosity = 1
         self.exact = False

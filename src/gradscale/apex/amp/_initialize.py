@@ -207,6 +207,3 @@ def _given_twice() -> AmpError:
         "masters. Pass each optimizer once, or make a new one.",
         code="GS101",
     )
-
-
-_initialize = initialize

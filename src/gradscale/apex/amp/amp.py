@@ -44,7 +44,8 @@ def init(
         verbose: Has no effect.
         allow_banned: Cast the inputs of `binary_cross_entropy` to f32 instead of
             refusing float16.
-        on_cpu: Cast tensors on the CPU too; None to do so where there is no GPU.
+        on_cpu: Cast tensors on the CPU too; None to do so where there is no
+            accelerator.
     """
     if _amp_state.handle is not None:
         _amp_state.handle._deactivate()
@@ -54,7 +55,7 @@ def init(
     handle = AmpHandle(
         enable_caching=enable_caching,
         allow_banned=allow_banned,
-        on_cpu=not torch.cuda.is_available() if on_cpu is None else on_cpu,
+        on_cpu=not torch.accelerator.is_available() if on_cpu is None else on_cpu,
     )
     _amp_state.handle = handle
     for (module, name), make_rule in _registered.items():

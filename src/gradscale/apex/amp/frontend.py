@@ -72,7 +72,6 @@ LEVELS: dict[str, dict[str, Any]] = {
         "loss_scale": 1.0,
     },
 }
-opt_levels = LEVELS
 
 
 def _boolean(value: Any) -> bool:
@@ -200,7 +199,6 @@ def initialize(
             "loss_scale": loss_scale,
         },
     )
-    _amp_state.opt_properties = properties
     _amp_state.exact = (
         os.environ.get(EXACT, "") not in ("", "0") if exact is None else exact
     )
@@ -226,6 +224,7 @@ def initialize(
         properties,
         cast_model_outputs=cast_model_outputs,
     )
+    _amp_state.opt_properties = properties
     _amp_state.loss_scalers = scalers
     shown = ", ".join(f"{name}={value}" for name, value in properties.options.items())
     _amp_state.print(f"amp: {shown}")

@@ -150,6 +150,11 @@ def master_params_to_model_params(
         param.copy_(master)
 
 
+def clip_grad_norm(parameters: Any, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """Clip gradients in place by their joint norm, as torch's `clip_grad_norm_`."""
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+
+
 def to_python_float(t: Any) -> float:
     """Return the number in a tensor of one element."""
     return t.item() if hasattr(t, "item") else t[0]
