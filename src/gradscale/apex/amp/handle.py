@@ -91,7 +91,8 @@ def scale_loss(
         for amp in amps:
             amp.abandon_pass()
         raise
-    _clear_cache()
+    finally:
+        _clear_cache()
     if delay_unscale:
         return
     with disable_casts():
@@ -177,6 +178,8 @@ class AmpHandle:
         self._hook.remove()
         self._hook = None
         self.casts.remove()
+        # Another thread may have entered it and cannot leave it here.
+        self.casts.is_active = False
         self.cache.clear()
         for module, name, before in reversed(self._all_wrappers):
             setattr(module, name, before)
