@@ -1,6 +1,7 @@
 """O1 casts every function of apex's lists as apex does, and leaves torch alone."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -346,6 +347,50 @@ def test_tensors_on_the_cpu_are_left_alone_if_the_model_is_elsewhere():
     assert nn.LSTM(4, 4)(torch.randn(3, 2, 4))[0].dtype is FLOAT
     meta = torch.ones(2, 2, device="meta")
     assert meta.mm(meta).dtype is HALF
+
+
+def in_a_thread(work):
+    """Return the result of a function that ran in another thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def test_a_module_is_cast_in_another_thread(handle):
+    class Twice(nn.Module):
+        """Calls itself once more."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, again=True):
+            if again:
+                self(x, again=False)
+            return self.layer(x)
+
+    model = Twice()
+
+    def work():
+        inside = model(matrix()).dtype
+        return inside, torch._C._len_torch_function_stack()
+
+    assert in_a_thread(work) == (HALF, 0)
+
+
+def test_a_module_that_raises_in_another_thread_leaves_no_mode(handle):
+    def work():
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            nn.Linear(4, 4)(matrix(2, 3))
+        return torch._C._len_torch_function_stack()
+
+    assert in_a_thread(work) == 0
+
+
+def test_the_api_from_before_initialize_is_refused(handle):
+    with pytest.raises(RuntimeError, match=r"amp\.initialize"):
+        handle.wrap_optimizer(None)
+    with pytest.raises(RuntimeError, match=r"amp\.scale_loss"):
+        handle.scale_loss(None, None)
 
 
 def test_a_second_init_replaces_the_first(handle):

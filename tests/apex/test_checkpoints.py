@@ -10,8 +10,10 @@ from torch import nn
 
 from gradscale.apex import amp
 from gradscale.apex.amp import _amp_state
-from gradscale.errors import GradscaleWarning, StateError
+from gradscale.errors import GradscaleWarning, HopelessRun, StateError
+from gradscale.recording import recorded_run
 from gradscale.runfile import open_run
+from gradscale.sinks import CallableSink
 
 LEVELS = ["O0", "O1", "O2", "O3"]
 
@@ -291,6 +293,29 @@ def test_the_last_outcome_names_verdict_and_culprits():
     assert amp.last.scale == 2.0**24
     assert amp.last.verdict.code.startswith("GS2")
     assert "conv.weight" in amp.last.culprits
+
+
+def test_a_sink_gets_the_steps_of_the_first_loss():
+    seen = []
+    sink = CallableSink(
+        lambda step, figures: seen.append((step, figures["scale_log2"]))
+    )
+    model, optimizer = make("O0", losses=2, loss_scale=8.0, sinks=[sink])
+    for _ in range(2):
+        step(model, optimizer, torch.randn(2, 1, 3, 3), losses=2)
+    assert seen == [(1, 3.0), (2, 3.0)]
+
+
+def test_a_run_that_no_scale_can_help_can_be_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorded_run, "BUNDLES", tmp_path)
+    model, optimizer = make("O2", guard="raise")
+
+    def train():
+        for _ in range(100):
+            step(model, optimizer, torch.full((2, 1, 3, 3), float("nan")))
+
+    with pytest.raises(HopelessRun, match="GS203"):
+        train()
 
 
 def test_each_loss_is_recorded_in_a_file_of_its_own(tmp_path):

@@ -4,6 +4,7 @@ Torch itself is not changed: the mode is entered by `init` and removed by
 `AmpHandle._deactivate`.
 """
 
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _get_current_function_mode_stack,
+    _pop_mode,
+    _push_mode,
+)
 
 from gradscale.apex.amp._amp_state import _amp_state
 from gradscale.apex.amp.lists import (
@@ -294,6 +300,41 @@ def _undispatched(func: Any) -> Callable[..., Any]:
 
 def _never(*_: Any) -> bool:
     return False
+
+
+class OtherThreads:
+    """Enters the casts for the forward passes of other threads: of `DataParallel`.
+
+    Torch keeps the modes of each thread apart. Backward passes have those of the
+    thread that started them.
+    """
+
+    def __init__(self, casts: Casts) -> None:
+        self._casts = casts
+        self._home = threading.get_ident()
+        # The outermost module, and how often it is running.
+        self._local = threading.local()
+
+    def begin_forward(self, module: torch.nn.Module, args: Any) -> None:
+        """Enter the casts before the outermost module of another thread runs."""
+        if threading.get_ident() == self._home:
+            return
+        local = self._local
+        if getattr(local, "module", None) is module:
+            local.depth += 1
+        elif self._casts not in _get_current_function_mode_stack():
+            local.module, local.depth = module, 1
+            self._casts.__enter__()
+
+    def end_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
+        """Leave them after it has run, or raised."""
+        local = self._local
+        if getattr(local, "module", None) is not module:
+            return
+        local.depth -= 1
+        if local.depth == 0:
+            local.module = None
+            self._casts.__exit__(None, None, None)
 
 
 def rnn_inputs_as_weights(module: torch.nn.Module, args: Any) -> Any:

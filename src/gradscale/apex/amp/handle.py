@@ -5,13 +5,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from gradscale.apex.amp._amp_state import _amp_state
 from gradscale.apex.amp._process_optimizer import Unscaled, stash_of
 from gradscale.apex.amp.casts import (
     CastCache,
     Casts,
+    OtherThreads,
     disable_casts,
     rnn_inputs_as_weights,
 )
@@ -139,16 +143,21 @@ class AmpHandle:
         )
         self.verbose = False
         self._all_wrappers: list[tuple[Any, str, Any]] = []
-        self._hook: Any = None
+        self._hooks: list[Any] = []
+        self._threads = OtherThreads(self.casts)
 
     def activate(self) -> None:
         """Enter the mode."""
         self.casts.__enter__()
-        self._hook = register_module_forward_pre_hook(rnn_inputs_as_weights)
+        self._hooks = [
+            register_module_forward_pre_hook(self._threads.begin_forward),
+            register_module_forward_hook(self._threads.end_forward, always_call=True),
+            register_module_forward_pre_hook(rnn_inputs_as_weights),
+        ]
 
     def is_active(self) -> bool:
         """Return whether functions are cast."""
-        return self._hook is not None and self.casts.is_active
+        return bool(self._hooks) and self.casts.is_active
 
     @property
     def has_cache(self) -> bool:
@@ -165,6 +174,17 @@ class AmpHandle:
         self._all_wrappers.append((module, name, getattr(module, name)))
         setattr(module, name, wrapper)
 
+    def wrap_optimizer(self, *_: Any, **__: Any) -> None:
+        """Refuse the API from before `initialize`, as apex does."""
+        raise AmpError(
+            "handle.wrap_optimizer() and handle.scale_loss() are apex's API of 2018, "
+            "which apex has removed. Call model, optimizer = amp.initialize(model, "
+            "optimizer, opt_level='O1') and amp.scale_loss(loss, optimizer).",
+            code="GS101",
+        )
+
+    scale_loss = wrap_optimizer
+
     def _disable_casts(self) -> Any:
         return disable_casts()
 
@@ -173,10 +193,11 @@ class AmpHandle:
 
     def _deactivate(self) -> None:
         """Leave the mode; a second call does nothing."""
-        if self._hook is None:
+        if not self._hooks:
             return
-        self._hook.remove()
-        self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
         self.casts.remove()
         # Another thread may have entered it and cannot leave it here.
         self.casts.is_active = False
