@@ -58,6 +58,10 @@ def initialize(
         if dtype is not None:
             kept = (BATCH_NORM,) if properties.keep_batchnorm_fp32 else ()
             before |= cast_model_(model, dtype, kept)
+            for part in model.modules():
+                if isinstance(part, torch.nn.RNNBase):
+                    # cuDNN wants the weights in one piece of memory.
+                    part.flatten_parameters()
             model._register_state_dict_hook(_saved_in_f32)
         outputs = cast_model_outputs
         if outputs is None and dtype is not None:
