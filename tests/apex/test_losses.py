@@ -347,7 +347,7 @@ def test_sparse_gradients_are_unscaled():
     assert model.weight.grad.to_dense()[1].tolist() == [2.0, 2.0]
 
 
-def test_a_frozen_parameter_has_no_master():
+def test_a_frozen_parameter_has_no_master_until_it_is_trained():
     model = nn.Linear(2, 1)
     model.bias.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -356,3 +356,7 @@ def test_a_frozen_parameter_has_no_master():
         torch.float32,
         torch.float16,
     ]
+    model.bias.requires_grad_(True)
+    with amp.scale_loss(model(torch.ones(1, 2)).sum(), optimizer) as scaled:
+        scaled.backward()
+    assert {p.dtype for p in amp.master_params(optimizer)} == {torch.float32}

@@ -128,7 +128,7 @@ class AmpOptimizer:
         return [param_of.get(id(p), p) for p in held]
 
     def make_masters(self, values: dict[Tensor, Tensor] | None = None) -> None:
-        """Replace half-precision parameters in the groups by masters.
+        """Replace trained half-precision parameters in the groups by masters.
 
         Args:
             values: For parameters that were rounded, their value before.
@@ -145,9 +145,9 @@ class AmpOptimizer:
                     value = param.detach().to(WIDE[param.dtype])
                 master = torch.nn.Parameter(value)
                 self.master_of[param] = group["params"][i] = master
+                self._masters = None
                 if param in state:
                     state[master] = state.pop(param)
-        self._masters = None
 
     # --- one backward pass ------------------------------------------------------------
 
@@ -164,6 +164,8 @@ class AmpOptimizer:
                 multiply_(grads, factor)
             self.window = stash, scale
             return
+        # For parameters that are trained only now.
+        self.make_masters()
         params = self.params()
         stash = stash_grads(params)
         for i, param in enumerate(params):
