@@ -5,7 +5,16 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INPUTS := pyproject.toml constraints.txt Makefile
 
-.PHONY: demo test lint bench parity format docs zoo
+# MXNet and NVIDIA's Model Optimizer cannot share an environment with the rest.
+MXNET := .venv-mxnet/bin/python
+QAT := .venv-qat/bin/python
+# MXNet 1.9.1 needs NumPy below 1.24, which has no build for Python 3.12.
+FIND_311 = for p in "$(PYTHON)" python3.11; do \
+	"$$p" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null && echo "$$p" && break; done
+NO_311 = MXNet 1.9.1 and gradscale have only Python 3.11 in common, and there is no python3.11 here. \
+	Call make PYTHON=/path/to/python3.11.
+
+.PHONY: demo test test-mxnet lint bench parity format docs zoo example-qat
 .DELETE_ON_ERROR:
 
 demo: .venv/.demo
@@ -13,6 +22,11 @@ demo: .venv/.demo
 
 test: lint
 	$(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@if [ -n "$$($(FIND_311))" ]; then $(MAKE) --no-print-directory test-mxnet; \
+	else echo "The tests of gradscale.mxnet were not run: $(NO_311)"; fi
+
+test-mxnet: .venv-mxnet/.dev
+	OMP_NUM_THREADS=1 $(MXNET) -m pytest tests/mxnet
 
 lint: .venv/.dev
 	$(PY) -m ruff format --check .
@@ -36,6 +50,9 @@ bench: .venv/.dev
 zoo: .venv/.dev
 	$(PY) -m tests.zoo
 
+example-qat: .venv-qat/.made
+	OMP_NUM_THREADS=1 $(QAT) examples/qat_tensorrt.py
+
 docs: .venv/.dev
 	$(PY) -m docs.render
 
@@ -57,4 +74,20 @@ parity: .venv/.dev
 	$(PIP) -e '.[torch,jax,report,dev]'
 	@# It requires the name tensorflow; tensorflow-cpu is the same without CUDA.
 	$(PIP) --no-deps tf_keras
+	@touch $@
+
+.venv-qat/.made: pyproject.toml constraints-qat.txt Makefile
+	@echo "Installing PyTorch, NVIDIA's Model Optimizer and ONNX Runtime into .venv-qat (1.4 GB)."
+	$(PYTHON) -m venv .venv-qat
+	@# The Model Optimizer needs the last two and does not declare them.
+	$(QAT) -m pip install --quiet --disable-pip-version-check -c constraints-qat.txt \
+		-e '.[torch]' nvidia-modelopt onnx onnxruntime onnxscript requests huggingface_hub
+	@touch $@
+
+.venv-mxnet/.dev: pyproject.toml constraints-mxnet.txt Makefile
+	@[ -n "$$($(FIND_311))" ] || { echo "$(NO_311)" >&2; exit 1; }
+	@echo "Installing MXNet and what its tests need into .venv-mxnet."
+	"$$($(FIND_311))" -m venv .venv-mxnet
+	$(MXNET) -m pip install --quiet --disable-pip-version-check -c constraints-mxnet.txt \
+		-e '.[mxnet]' pytest hypothesis
 	@touch $@

@@ -107,27 +107,29 @@ class Kind(NamedTuple):
     without: Callable[[Any], torch.optim.Optimizer]
 
 
+# Low rates: updates come near the distance of float16 numbers, where masters matter.
+RATES = {"AdamW": 3e-4, "SGD": 3e-3, "Adafactor": 1e-3, "custom": 5e-5}
 KINDS = {
     "AdamW": Kind(
-        lambda params: torch.optim.AdamW(params, lr=1e-3),
-        lambda params: optim.AdamW(params, lr=1e-3),
+        lambda params: torch.optim.AdamW(params, lr=RATES["AdamW"]),
+        lambda params: optim.AdamW(params, lr=RATES["AdamW"]),
         # The default eps is 0 in float16 and refused.
-        lambda params: torch.optim.AdamW(params, lr=1e-3, eps=1e-4),
+        lambda params: torch.optim.AdamW(params, lr=RATES["AdamW"], eps=1e-4),
     ),
     "SGD": Kind(
-        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
-        lambda params: optim.SGD(params, lr=0.1, momentum=0.9),
-        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+        lambda params: torch.optim.SGD(params, lr=RATES["SGD"], momentum=0.9),
+        lambda params: optim.SGD(params, lr=RATES["SGD"], momentum=0.9),
+        lambda params: torch.optim.SGD(params, lr=RATES["SGD"], momentum=0.9),
     ),
     "Adafactor": Kind(
-        lambda params: torch.optim.Adafactor(params, lr=1e-2),
+        lambda params: torch.optim.Adafactor(params, lr=RATES["Adafactor"]),
         None,
-        lambda params: torch.optim.Adafactor(params, lr=1e-2),
+        lambda params: torch.optim.Adafactor(params, lr=RATES["Adafactor"]),
     ),
     "custom": Kind(
-        lambda params: SignMomentum(params, lr=2e-4),
+        lambda params: SignMomentum(params, lr=RATES["custom"]),
         None,
-        lambda params: SignMomentum(params, lr=2e-4),
+        lambda params: SignMomentum(params, lr=RATES["custom"]),
     ),
 }
 IMPLS = ("fp32", "own masters", "master_weights", "no masters")

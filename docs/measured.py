@@ -1,6 +1,7 @@
 """Tables of measured results, from the JSON files in benchmarks/results."""
 
 import json
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ STEPPERS = (
 )
 PLAIN = 'gradscale, fused AdamW, `kernels="plain"`'
 PAIRED = (("torch", "ratio_to_torch"),)
+QAT_FP32 = "quantised, trained in fp32"
 BEGIN, END = "<!-- {name}: made by python -m docs.render -->", "<!-- end -->"
 
 
@@ -215,6 +217,64 @@ def sources_table() -> str:
     return _table(["file in `benchmarks/results`", "commit", "date", "where"], lines)
 
 
+def qat_table() -> str:
+    """Return the accuracy of quantised nets over the seeds of a run."""
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    wide: dict[int, float] = {}
+    for row in _qat_rows("accuracy"):
+        weight = f"{row['loss_weight']:g}" if "loss_weight" in row else NOTHING
+        runs.setdefault((row["run"], weight), []).append(row)
+        if row["run"] == QAT_FP32:
+            wide[row["seed"]] = row["accuracy"]
+    lines = []
+    for (run, weight), rows in runs.items():
+        values = [row["accuracy"] for row in rows]
+        pairs = [
+            row["accuracy"] - wide[row["seed"]] for row in rows if "skipped" in row
+        ]
+        found = [row.get("lost_gradients") for row in rows]
+        lost = [share for share in found if share is not None]
+        lines.append(
+            [
+                run,
+                weight,
+                _spread(values),
+                NOTHING if run == QAT_FP32 or not pairs else _spread(pairs),
+                f"{max(lost):.1%}" if lost else NOTHING,
+            ]
+        )
+    head = ["run", "loss weight", "accuracy", "less that of fp32, seed by seed"]
+    return _table([*head, "gradient elements that are 0 in float16 alone"], lines)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Return mean and standard deviation."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):.4f} ± {deviation:.4f}"
+
+
+def qat_export_table() -> str:
+    """Return how close ONNX Runtime is to the trained nets, one row for each seed."""
+    lines = [
+        [
+            str(row["seed"]),
+            f"{row['difference']:.1e}",
+            f"{row['largest_difference']:.1e}",
+            str(row["images_at_a_border"]),
+            f"{row['same_class']:.1%}",
+            "nothing" if row["overflows_change_nothing"] else "a value",
+        ]
+        for row in _qat_rows("same_class")
+    ]
+    head = ["seed", "largest difference, no optimisation", "with images at a border"]
+    more = ["such images of 1000", "same class from INT8 kernels", "overflows change"]
+    return _table([*head, *more], lines)
+
+
+def _qat_rows(field: str) -> list[dict[str, Any]]:
+    return [row for record in _records("qat") for row in record["rows"] if field in row]
+
+
 def _records(what: str) -> list[dict[str, Any]]:
     files = sorted(RESULTS.glob(f"{what}_*.json"))
     return [json.loads(file.read_text()) for file in files]
@@ -357,6 +417,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "train": train_table,
     "train-variants": variants_table,
     "record": record_table,
+    "qat": qat_table,
+    "qat-export": qat_export_table,
     "walk": walk_table,
     "sources": sources_table,
     "defects": defects_table,

@@ -36,6 +36,7 @@ def train(path: str, epochs: int, seed: int, verbose: int) -> dict[str, Any]:
     x = x.astype("float32")
     y = x**3 - 2.0 * x
     x[BATCH * BATCHES // 2] = np.nan
+    monitor = Monitor(record=path)
     history = model.fit(
         x,
         y,
@@ -43,7 +44,7 @@ def train(path: str, epochs: int, seed: int, verbose: int) -> dict[str, Any]:
         epochs=epochs,
         shuffle=False,
         verbose=verbose,
-        callbacks=[Monitor(record=path)],
+        callbacks=[monitor],
     )
     good = np.isfinite(x[:, 0])
     error = model.evaluate(x[good], y[good], verbose=0)
@@ -53,6 +54,7 @@ def train(path: str, epochs: int, seed: int, verbose: int) -> dict[str, Any]:
         "skipped": model.optimizer.skipped_steps,
         "scale": history.history["scale"][-1],
         "backend": keras.backend.backend(),
+        "file": str(monitor.path),
     }
 
 
@@ -73,7 +75,7 @@ def main() -> None:
         f"{figures['backend']}: loss {figures['loss']:.3f}, "
         f"{figures['applied']} steps applied, {figures['skipped']} skipped"
     )
-    print(f"Read the record with: gradscale report {options.out}")
+    print(f"Read the record with: gradscale report {figures['file']}")
 
 
 if __name__ == "__main__":

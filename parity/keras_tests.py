@@ -5,6 +5,7 @@ are part of Keras' wheel.
 
     --baseline  leave Keras' class in place
     --lift      run the tests that Keras skips on JAX: those of the stateful `apply`
+    --unbound   swap nothing, and still count our class, as if a place were forgotten
 """
 
 import argparse
@@ -105,10 +106,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--baseline", action="store_true")
     parser.add_argument("--lift", action="store_true")
+    parser.add_argument("--unbound", action="store_true")
     options = parser.parse_args(argv)
     account = Account(options.lift)
     kind = keras.optimizers.LossScaleOptimizer
-    if not options.baseline:
+    if options.unbound:
+        kind = importlib.import_module("gradscale.keras").LossScaleOptimizer
+    elif not options.baseline:
         kind = swap()
     count_instances(kind, account)
     folder = Path(keras.__file__).parent / "src"

@@ -14,7 +14,7 @@ import gradscale
 
 SOURCE = Path(gradscale.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
-FRAMEWORKS = {"torch", "jax", "keras"}
+FRAMEWORKS = {"torch", "jax", "keras", "mxnet"}
 
 
 class Allowed(NamedTuple):
@@ -45,6 +45,7 @@ ROOMS = {
     "jax": Allowed(RECORDING, {"flax", "jax", "numpy", "optax"}),
     # TensorFlow and tf_keras only where a file says so: Keras has other backends.
     "keras": Allowed(RECORDING, {"keras", "tensorflow", "tf_keras"}),
+    "mxnet": Allowed(RECORDING, {"mxnet", "numpy"}),
     "diagnosis": Allowed(RUN, {"numpy"}),
     "sinks": Allowed(RECORDING | FRAMEWORKS, {"tensorboard", "torch", "wandb"}),
     "demo": Allowed(RECORDING | FRAMEWORKS, {"torch"}),
@@ -79,6 +80,7 @@ TORCH = {
     # Annotated only.
     "checkpoint": {"device_state", "precision", "scaler"},
     "initialization": {"monitor", "precision", "scaler"},
+    "quantization": {"precision"},
     "loops": STEPS | {"precision", "rng", "scaler"},
     "compat": {"scaler"},
     "sharded": {"scaler"},
@@ -173,6 +175,8 @@ def parsed(path):
         ("jax", "import equinox"),
         ("keras", "import jax"),
         ("keras", "from gradscale.torch import GradScaler"),
+        ("mxnet", "import gluonnlp"),
+        ("mxnet", "from gradscale.keras import LossScaleOptimizer"),
         ("report", "from gradscale.torch import GradScaler"),
         ("torch", "from gradscale.apex import amp"),
         ("apex", "from gradscale.keras import LossScaleOptimizer"),
@@ -272,7 +276,8 @@ FOLDERS = sorted(
     {
         place(path.parent)
         for path in FILES
-        if room_of(path) in ("apex", "torch", "keras", "core", "judge", "recording")
+        if room_of(path)
+        in ("apex", "torch", "keras", "mxnet", "core", "judge", "recording")
     }
     - {"torch"}
 )
@@ -352,6 +357,7 @@ def test_a_room_loads_only_its_framework_and_that_of_keras_no_other(framework):
         ("gradscale.jax", "jax", "JAX"),
         ("gradscale.jax.flax", "jax", "JAX"),
         ("gradscale.keras", "keras", "Keras"),
+        ("gradscale.mxnet", "mxnet", "MXNet"),
     ],
 )
 def test_a_room_without_its_framework_names_the_extra(module, library, name):

@@ -20,6 +20,8 @@ MODULES = [
         if name != "gradscale.__main__"
         # In processes of their own, one for each backend: tests/keras.
         and not name.startswith("gradscale.keras")
+        # In an environment of its own: tests/mxnet.
+        and not name.startswith("gradscale.mxnet")
     ),
 ]
 # Modules whose docstrings teach by example must not lose them.
@@ -72,6 +74,7 @@ WITH_EXAMPLES = [
     "gradscale.torch.precision.float16_params",
     "gradscale.torch.precision.levels",
     "gradscale.torch.precision.master_weights",
+    "gradscale.torch.quantization",
     "gradscale.torch.underflow.meter",
     "gradscale.recording.recorder",
     "gradscale.recording.recorded_run",
@@ -83,8 +86,8 @@ WITH_EXAMPLES = [
 ]
 
 
-# That of Keras needs a backend: tests/keras.
-PAGES = sorted(set(DOCS.glob("*.md")) - {DOCS / "keras.md"})
+# That of Keras needs a backend: tests/keras. That of MXNet is run by tests/mxnet.
+PAGES = sorted(set(DOCS.glob("*.md")) - {DOCS / "keras.md", DOCS / "mxnet.md"})
 
 
 class FencedParser(doctest.DocTestParser):

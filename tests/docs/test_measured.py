@@ -241,3 +241,36 @@ def test_the_table_of_training_uses_the_names_of_the_contestants():
     others = {f"gradscale, recorded + {kind}" for kind in ("fused", "own AdamW")}
     others |= {"gradscale, plain + fused", measured.OWN}
     assert bench_train.TRAIN.keys() == wanted | others
+
+
+def qat_row(seed, run, accuracy, lost=None):
+    more = {"run": f"quantised, trained in {run}", "loss_weight": 1.0, "skipped": 0}
+    return {"seed": seed, "accuracy": accuracy, "lost_gradients": lost, **more}
+
+
+def test_the_accuracy_of_quantised_nets_is_a_mean_over_seeds(results):
+    wide = [qat_row(0, "fp32", 0.8), qat_row(1, "fp32", 1.0)]
+    half = [qat_row(0, "fp16", 0.9, 0.0), qat_row(1, "fp16", 1.0, 0.125)]
+    results("qat_cpu", *wide, *half)
+    assert last_row(measured.qat_table()) == [
+        "quantised, trained in fp16",
+        "1",
+        "0.9500 ± 0.0707",
+        "0.0500 ± 0.0707",
+        "12.5%",
+    ]
+
+
+def test_each_export_is_a_row(results):
+    row = {
+        "seed": 3,
+        "difference": 5e-6,
+        "largest_difference": 0.05,
+        "images_at_a_border": 22,
+        "same_class": 0.999,
+        "overflows_change_nothing": True,
+    }
+    results("qat_cpu", qat_row(3, "fp32", 0.9), row)
+    cells = last_row(measured.qat_export_table())
+    for figure in ("5.0e-06", "5.0e-02", "22", "99.9%", "nothing"):
+        assert figure in cells

@@ -70,6 +70,16 @@ model: Any = None
 x: Any = None
 y: Any = None
 """,
+    "mxnet": """\
+from typing import Any
+import mxnet
+net: Any = None
+trainer: Any = None
+batch: Any = None
+batch_size = 4
+def loss_of(*given: Any) -> Any:
+    raise NotImplementedError
+""",
 }
 # A number as device, which is the mistake that the example shows; and a scaler for
 # Join, which wants a subclass of torch's Joinable and calls nothing but its methods.
@@ -92,6 +102,7 @@ def blocks(page):
         number += 1
         framework = "jax" if "optax" in match[2] else "torch"
         framework = "keras" if "keras" in match[2] else framework
+        framework = "mxnet" if "mxnet" in match[2] else framework
         found[f"{page.stem}_{heading}_{number}"] = GIVEN[framework] + match[2]
     if session:
         found[f"{page.stem}_session"] = "".join(session)

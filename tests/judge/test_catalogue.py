@@ -170,12 +170,15 @@ NEEDS_RANKS = {"GS111"}
 NEEDS_OBSERVATION = {"GS206", "GS118"}
 # A line on the console; tests/torch/precision/test_levels.py reads it.
 NEEDS_CONSOLE = {"GS004"}
+# MXNet, which has an environment of its own; tests/mxnet/test_trainers.py runs it.
+NEEDS_MXNET = {"GS131"}
 ELSEWHERE = (
     NEEDS_CONSOLE
     | NEEDS_ACCELERATOR
     | NEEDS_BROKEN_TRITON
     | NEEDS_RANKS
     | NEEDS_OBSERVATION
+    | NEEDS_MXNET
 )
 RUNNABLE = [entry for entry in CATALOGUE if entry.code not in ELSEWHERE]
 

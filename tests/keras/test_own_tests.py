@@ -58,3 +58,8 @@ def test_they_pass_on_jax_with_the_8_stateful_ones_that_keras_skips():
 def test_those_8_fail_with_keras_own_class():
     lifted = account("jax", "--lift", "--baseline")
     assert (lifted["passed"], lifted["failed"]) == (28, 8)
+
+
+def test_a_run_that_never_makes_our_class_is_told_apart():
+    unbound = account("torch", "--unbound")
+    assert (unbound["passed"], unbound["tests that made it"]) == (33, 0)

@@ -457,11 +457,13 @@ scaler = GradScaler("cuda", init_scale=1024.0)
     Entry(
         code="GS108",
         name="closure",
-        summary="step() was given a closure",
+        summary="step() was given a closure, or lacks one",
         meaning=(
             "Some optimizers, such as LBFGS, call a closure that runs forward and "
             'backward again inside step(). The message is that of torch: "Closure use '
-            'is not currently supported if GradScaler is enabled."'
+            'is not currently supported if GradScaler is enabled." The same code '
+            "stands for step() of an optimizer that cannot do without a closure, and "
+            "for a closure that returns something else than the loss before scaling."
         ),
         why=(
             "The backward pass inside the closure would produce scaled gradients after "
@@ -479,6 +481,9 @@ closure()
 scaler.step(optimizer, closure)
 """,
         instead="""\
+from gradscale.torch import step_with_closure
+
+
 def closure():
     optimizer.zero_grad()
     loss = loss_of(batch)
@@ -486,14 +491,13 @@ def closure():
     return loss
 
 
-closure()
-scaler.step(optimizer)
+step_with_closure(scaler, optimizer, closure)
 scaler.update()
 """,
         advice=(
-            "Call the closure once yourself, and do not pass it to step().",
-            "Train with an optimizer that needs several evaluations per step in "
-            "bfloat16 or float32, where no scaler is needed.",
+            "Call gradscale.torch.step_with_closure(scaler, optimizer, closure).",
+            "With an optimizer that needs no closure, call the closure once yourself, "
+            "and do not pass it to step().",
         ),
     ),
     Entry(
@@ -687,8 +691,10 @@ for batch in batches:
         summary="backward() runs on a loss that was not scaled",
         meaning=(
             "In most of the sampled steps scale() was called, and the gradients came "
-            "from the backward pass of another tensor than the one it returned. "
-            "step() divides them by the scale all the same."
+            "from the backward pass of another tensor than the one it returned, or of "
+            "one more loss that was not scaled or was scaled by another scaler. step() "
+            "divides them by the scale all the same. In the first step it is a "
+            "warning, with guard='raise' an error."
         ),
         why=(
             "The gradients underflow as without a scaler, and updates are smaller than "
@@ -1105,6 +1111,45 @@ scaler.step(optimizer)
             "For LoRA, call gradscale.torch.fp32_trainable_(model) and compute under "
             "torch.autocast.",
             "To stay in float16, pass eps=1e-4 to the optimizer.",
+        ),
+    ),
+    Entry(
+        code="GS131",
+        name="updated-on-kvstore",
+        summary="An MXNet trainer updates its weights on the key-value store",
+        meaning=(
+            "A Gluon Trainer whose weights are updated by the key-value store was "
+            "given a loss scaler: update_on_kvstore=True, sparse weights, or an "
+            "asynchronous store. It is refused before its first step. With "
+            "update_on_kvstore=None, MXNet's default, gradscale.mxnet chooses False."
+        ),
+        why=(
+            "The store updates the weights while it sums the gradients, before they "
+            "can be checked. MXNet's own scaler lets an infinite gradient reach the "
+            "weights in this mode."
+        ),
+        example="""\
+import mxnet
+from gradscale.mxnet import amp
+
+net = mxnet.gluon.nn.Dense(1, in_units=4)
+net.initialize()
+trainer = mxnet.gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=True)
+amp.init_trainer(trainer)
+""",
+        instead="""\
+import mxnet
+from gradscale.mxnet import amp
+
+net = mxnet.gluon.nn.Dense(1, in_units=4)
+net.initialize()
+trainer = mxnet.gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
+amp.init_trainer(trainer)
+""",
+        advice=(
+            "Pass update_on_kvstore=False to mxnet.gluon.Trainer.",
+            "Use dense weights; gradients may be sparse.",
+            "Use a synchronous store: dist_sync or dist_device_sync.",
         ),
     ),
     Entry(

@@ -53,10 +53,16 @@ def loss_scaled(optimizer: Any, policy: Policy | None = None) -> LossScaleOptimi
             rule of Keras with bounds.
 
     Raises:
-        ConfigError: The optimizer has a policy or a `loss_scale_factor`, and another
-            policy was passed.
+        ConfigError: There is no optimizer, or it has a policy or a `loss_scale_factor`
+            and another policy was passed.
     """
     given = keras.optimizers.get(optimizer)
+    if given is None:
+        raise ConfigError(
+            "optimizer=None was passed. There is no step whose loss could be scaled. "
+            "Pass an optimizer, its name or its configuration.",
+            code="GS101",
+        )
     ours = isinstance(given, LossScaleOptimizer)
     if isinstance(given, KerasLossScaleOptimizer) and not ours:
         return _converted(given, policy)

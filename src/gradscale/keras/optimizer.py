@@ -225,12 +225,12 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
 
     @property
     def applied_steps(self) -> int:
-        """Steps taken since the optimizer was built. Waits for the device."""
+        """Steps taken, those of a loaded state included. Waits for the device."""
         return self._counts().applied
 
     @property
     def skipped_steps(self) -> int:
-        """Steps skipped since the optimizer was built. Waits for the device."""
+        """Steps skipped since the state was loaded. Waits for the device."""
         return self._counts().skipped
 
     @property
@@ -273,10 +273,10 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
             self._check_scale(float(store[str(place.index(True))]))
         for number, variable in enumerate(variables):
             variable.assign(store[str(number)])
-        if self._tolerant():
-            counts = self._facts().counted()
+        if self.built:
+            taken = ops.convert_to_tensor(self.inner_optimizer.iterations)
             debt = store[DEBT] if DEBT in store.keys() else 0  # noqa: SIM118
-            self._assign_counts(counts._replace(debt=debt))
+            self._assign_counts(Counts(taken, 0, 0, debt if self._tolerant() else 0))
 
     def get_config(self) -> dict[str, Any]:
         """Return the configuration: Keras' four keys, or `policy` instead of two."""

@@ -21,6 +21,7 @@ from gradscale.runfile import RunWriter, TensorSample, path_for_rank
 from gradscale.runfile.committer import THREAD
 from gradscale.runfile.creation import check_path, numbered_paths
 from gradscale.runfile.process_hooks import AtExit
+from gradscale.runfile.writer import check_sample_every
 
 # Culprits listed by name; their number is recorded in any case.
 MOST_NAMES = 20
@@ -108,6 +109,7 @@ class Recorder:
         every_rank: bool = False,
     ) -> None:
         self.path: Path | None = None
+        check_sample_every(sample_every)
         self.sample_every = sample_every
         self._every_rank = every_rank
         self.quiet = quiet

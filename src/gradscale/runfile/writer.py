@@ -88,12 +88,7 @@ class RunWriter:
         backlog: int = BACKLOG,
         report: Callable[[GradscaleWarning], None] | None = None,
     ) -> None:
-        if sample_every < 1:
-            raise ConfigError(
-                f"sample_every={sample_every} is not a distance between steps. Every "
-                "sample_every-th step is sampled, so it must be 1 or more. Pass 100.",
-                code="GS101",
-            )
+        check_sample_every(sample_every)
         self.path: Path | None = None
         self._recording = False
         self._warning: GradscaleWarning | None = None
@@ -301,6 +296,16 @@ class RunWriter:
         self._recording = False
         self._queue = deque()
         self._warning = _forked(self.path)
+
+
+def check_sample_every(steps: int) -> None:
+    """Raise for a distance of sampled steps that is none."""
+    if steps < 1:
+        raise ConfigError(
+            f"sample_every={steps} is not a distance between steps. Every "
+            "sample_every-th step is sampled, so it must be 1 or more. Pass 100.",
+            code="GS101",
+        )
 
 
 def _inert(every: int) -> RunWriter:

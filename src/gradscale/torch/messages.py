@@ -1,5 +1,6 @@
 """Errors and warnings of the scaler."""
 
+import contextlib
 import math
 import os
 import sys
@@ -21,30 +22,62 @@ from gradscale.errors import (
     ScaleCollapsed,
 )
 
-# Frames of these packages are not the user's.
-_LIBRARIES = tuple(
-    os.path.join(os.path.dirname(path), "")
-    for path in (torch.__file__, sys.modules["gradscale"].__file__ or "")
+# Frames of these files are not the user's.
+_LIBRARIES = (
+    *(
+        os.path.join(os.path.dirname(path), "")
+        for path in (torch.__file__, sys.modules["gradscale"].__file__ or "")
+    ),
+    contextlib.__file__,
 )
 _BAD_TENSOR = (
     "new_scale should be a float or a 1-element torch.cuda.FloatTensor or "
     "torch.FloatTensor with requires_grad=False."
 )
 
-# Why gradients of two scales are added up: what was seen, and what to do.
-Mixture = Literal["closed", "older"]
-_MIXTURES: dict[Mixture, tuple[str, str]] = {
+# Why gradients of two scales are added up: a code, what was seen, what to do.
+Mixture = Literal["closed", "older", "foreign"]
+_MIXTURES: dict[Mixture, tuple[str, str, str]] = {
     "closed": (
+        "GS104",
         "backward() added to gradients that were already unscaled or clipped",
         "Their sum is neither, and the step will be wrong. Call unscale_() and "
         "clip_grad_norm_() after the last backward of the iteration.",
     ),
     "older": (
+        "GS104",
         "backward() added to gradients that were made before an update() moved the "
         "scale, and their optimizer is new to the scaler",
         "The sum of two scales is wrong, unless the first ones were zeroed in place in "
         "between. Call zero_grad() after update(), or pass the optimizer to unscale_() "
         "or step() before it.",
+    ),
+    "foreign": (
+        "GS114",
+        "Gradients of the first step come, in part at least, from a backward() that "
+        "did not begin at a loss of this scaler",
+        "step() divides them by its scale all the same, and such a part becomes too "
+        "small or too large. Call scaler.scale(loss).backward() for every loss, by one "
+        "scaler for losses that share parameters, and zero_grad() after a backward() "
+        "whose gradients are not meant for the step.",
+    ),
+}
+
+
+Write = Literal["clipped", "unscaled"]
+_WRITES: dict[Write, tuple[str, str, str]] = {
+    "clipped": (
+        "The gradients of the first step were clipped before they were unscaled,",
+        "Once unscaled they are smaller than the clip means by the factor of the "
+        "scale. Call scaler.clip_grad_norm_(optimizer, max_norm), or "
+        "scaler.unscale_(optimizer) before your clip.",
+        "GS112",
+    ),
+    "unscaled": (
+        "The gradients of the first step were divided by the scale before step(),",
+        "It divides them once more, and the update is too small by the factor of the "
+        "scale. Remove the division, or call scaler.unscale_(optimizer) instead.",
+        "GS113",
     ),
 }
 
@@ -136,11 +169,19 @@ class WarnOnce:
             as_error: Raise.
         """
         listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-        seen, remedy = _MIXTURES[why]
+        code, seen, remedy = _MIXTURES[why]
         message = f"{seen}: {listed}. {remedy}"
         if as_error:
-            raise OrderError(message, code="GS104")
-        self._warn((why, *names), message, "GS104")
+            raise OrderError(message, code=code)
+        self._warn((why, *sorted(names)), message, code)
+
+    def early_write(self, how: Write, scale: float, as_error: bool) -> None:
+        """Warn, or raise, that scaled gradients were clipped or divided."""
+        seen, remedy, code = _WRITES[how]
+        message = f"{seen} at S = {scale:g}. {remedy}"
+        if as_error:
+            raise OrderError(message, code=code)
+        self._warn(how, message, code)
 
     def _warn(self, key: object, message: str, code: str) -> None:
         if key not in self._issued:
@@ -374,6 +415,38 @@ def closure_given() -> OrderError:
         "optimizer, closure), or run the closure yourself before step().",
         code="GS108",
         replaces="Closure use is not currently supported if GradScaler is enabled.",
+    )
+
+
+def closure_wanted(optimizer: Any) -> OrderError:
+    """Return the error for `step()` of an optimizer that cannot do without one."""
+    kind = type(optimizer).__name__
+    return OrderError(
+        f"{kind}.step() takes a closure: it evaluates the loss several times. "
+        "scaler.step() runs no closure, as it could not check its gradients. Call "
+        "gradscale.torch.step_with_closure(scaler, optimizer, closure).",
+        code="GS108",
+    )
+
+
+def inside_loss_block(funcname: str) -> OrderError:
+    """Return the error for a call inside the block of `scaler.loss`."""
+    return OrderError(
+        f"{funcname}() was called inside a `with scaler.loss(...)` block. The "
+        "gradients of that loss are brought to the common scale when the block ends, "
+        "so they cannot be used yet. Put only backward() into the block, and "
+        f"{funcname}() after it.",
+        code="GS102",
+    )
+
+
+def scaled_twice() -> OrderError:
+    """Return the error for a loss that is scaled already."""
+    return OrderError(
+        "The loss was already scaled: it is what scale() returned. step() divides the "
+        "gradients by the scale once, so they would be too large by the factor of the "
+        "scale. Call scaler.scale(loss) once.",
+        code="GS102",
     )
 
 

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path as FilePath
 from typing import Any, ClassVar, Literal, overload
 
@@ -59,8 +60,8 @@ from gradscale.torch.monitor.model_lookup import find_model
 from gradscale.torch.monitor.monitor import Monitor
 from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.names import names_of
-from gradscale.torch.precision import float16_params
 from gradscale.torch.precision.buffers import BufferGuard
+from gradscale.torch.precision.float16_params import Float16Check
 from gradscale.torch.precision.losses import (
     MAIN,
     LossId,
@@ -75,11 +76,11 @@ from gradscale.torch.ranks.sharding import (
     is_single_process,
     replicas_of,
 )
-from gradscale.torch.scaling import map_outputs, times
+from gradscale.torch.scaling import is_scaled, map_outputs, mark_scaled, times
 from gradscale.torch.step.amp_protocol import lent, prepare_momentum
 from gradscale.torch.step.backward_check import watch_backward
 from gradscale.torch.step.clipping import clip_bare_params, clip_steps
-from gradscale.torch.step.dispatch import Path, StepMode, path_of
+from gradscale.torch.step.dispatch import Path, StepMode, needs_closure, path_of
 from gradscale.torch.step.entries import OptimizerEntries
 from gradscale.torch.step.iteration import Iteration, params_of, skip_of
 from gradscale.torch.step.optimizer_step import OptimizerStep
@@ -206,7 +207,7 @@ class GradScaler(torch.amp.GradScaler):
         self._loaded = False
         self._begin()
         if self._enabled and model is not None and not allow_fp16:
-            self._report_float16_model(model)
+            self._float16.check_model(model, live_optimizers())
 
     def _begin(self) -> None:
         """Set the attributes that live only as long as the process."""
@@ -226,6 +227,12 @@ class GradScaler(torch.amp.GradScaler):
             always=self._always_together,
             replicas=replicas_of(self._model),
             share_losses=self._guard == "raise",
+        )
+        self._float16 = Float16Check(
+            allowed=self._allow_fp16,
+            refuses_eps=self._refuses_eps,
+            as_error=self._guard == "raise",
+            warn=self._warn,
         )
         # Weak: an optimizer that lives on must not keep the scaler alive.
         forget = weakref.WeakMethod(self._forget)
@@ -297,6 +304,10 @@ class GradScaler(torch.amp.GradScaler):
         scale, state, iteration = self._scale, self._state, self._iteration
         assert scale is not None
         assert state is not None
+        if self._loss_scales.in_block:
+            raise messages.inside_loss_block("scale")
+        if iteration.first and can_touch_host() and is_scaled(output):
+            raise messages.scaled_twice()
         iteration.noted = not torch._C._are_functorch_transforms_active()
         if iteration.noted:
             first = iteration.losses == 0
@@ -311,6 +322,8 @@ class GradScaler(torch.amp.GradScaler):
                 iteration.leaves.update(
                     (id(leaf), weakref.ref(leaf)) for leaf in leaves
                 )
+                iteration.first_backwards.watch(leaves)
+                mark_scaled(scaled)
             if self._monitor.module_hooks.enabled:
                 self._monitor.module_hooks.watch_loss(scaled, output)
             watch_backward(scaled, iteration, state.used_scale, self._report_mixture)
@@ -349,6 +362,10 @@ class GradScaler(torch.amp.GradScaler):
         if not self._enabled:
             yield loss
             return
+        if self._loss_scales.in_block:
+            raise messages.inside_loss_block("loss")
+        if self._iteration.first and is_scaled(loss):
+            raise messages.scaled_twice()
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(loss.device)
         (common, state), iteration = self._required("loss"), self._iteration
@@ -364,16 +381,47 @@ class GradScaler(torch.amp.GradScaler):
         self._ranks.losses_are_known = False
         scaled = times(loss, scale)
         iteration.bring_to(state.used_scale)
-        stash = stash_grads(self._params_behind(scaled))
+        stash, closed = stash_grads(self._params_behind(scaled)), []
         sources = (self._model, *self._entries.others(()))
+        if can_touch_host():
+            closed = iteration.closed_params()
+            if iteration.first and scaled.grad_fn is not None:
+                iteration.first_backwards.watch(stash.params)
+                mark_scaled(scaled)
+                scaled.grad_fn.register_prehook(partial(self._begin_in_block, id))
+        self._loss_scales.in_block = True
         try:
             yield scaled
             iteration.backwards += 1
+            self._check_foreign(stash.params)
+            changed = [param for param in closed if param.grad is not None]
+            if changed:
+                self._report_mixture(changed, "closed")
             found = merge_(stash, scale, state.used_scale, sources)
         except BaseException:
             stash.put_back()
             raise
+        finally:
+            self._loss_scales.in_block = False
         self._loss_scales.note(id, found)
+
+    def _check_writes(self, step: OptimizerStep) -> None:
+        """Report a clip of scaled gradients, or a division by the scale."""
+        watched = self._iteration.first_backwards
+        how = watched.write_to(step.params(), self._init_scale)
+        if how is not None:
+            self._warn.early_write(how, self._init_scale, self._guard == "raise")
+
+    def _begin_in_block(self, id: LossId, _: object) -> None:
+        # After the block nothing brings the gradients to the common scale.
+        if id == MAIN or self._loss_scales.in_block:
+            self._iteration.first_backwards.begin_scaled()
+
+    def _check_foreign(self, params: Iterable[Tensor]) -> None:
+        """Report gradients that are not of scaled losses alone."""
+        found = self._iteration.first_backwards.foreign_among(params)
+        if found:
+            self._report_mixture(found, "foreign")
 
     def _params_behind(self, loss: Tensor) -> list[Tensor]:
         """Return the parameters to which a backward pass may give a gradient."""
@@ -489,8 +537,9 @@ class GradScaler(torch.amp.GradScaler):
             return
         if stage is not OptState.READY:
             raise messages.unscaled_before(stage is OptState.STEPPED)
-        if self._monitor.loop.due and step.snapshot is None and can_touch_host():
-            self._monitor.loop.before_read(step)
+        check_due = self._iteration.first or self._monitor.loop.due
+        if check_due and step.snapshot is None and can_touch_host():
+            self._before_read(step)
         if self._is_replaced("_unscale_grads_"):
             scale = self._scale_of_grads(step)
             flags = self._unscale_grads_(
@@ -507,6 +556,16 @@ class GradScaler(torch.amp.GradScaler):
         state["stage"] = OptState.UNSCALED
         if step.clip is not None:
             step.clip = step.clip.applied()
+
+    def _before_read(self, step: OptimizerStep) -> None:
+        """Check how the gradients of an optimizer came about."""
+        if self._iteration.first:
+            self._check_foreign(step.params())
+            if is_single_process():
+                # Elsewhere gradients are reduced between backward and here.
+                self._check_writes(step)
+        if self._monitor.loop.due:
+            self._monitor.loop.before_read(step)
 
     def _unscale_read(
         self, step: OptimizerStep, scale: Tensor
@@ -687,11 +746,16 @@ class GradScaler(torch.amp.GradScaler):
             self._warn.without_state(optimizer, self._init_scale, moves=moves)
         entry = step.entry
         if entry is not None and not entry.checked and can_touch_host():
-            self._check_float16(step)
+            if not args and needs_closure(optimizer):
+                raise messages.closure_wanted(optimizer)
+            if not self._is_replaced("_unscale_grads_"):
+                # A host that replaces it accepts float16 on purpose.
+                self._float16.check_step(step)
             entry.checked = True
         loop = self._monitor.loop
-        if loop.due and step.snapshot is None and can_touch_host():
-            loop.before_read(step)
+        check_due = self._iteration.first or loop.due
+        if check_due and step.snapshot is None and can_touch_host():
+            self._before_read(step)
         if step.mode is StepMode.OLDER:
             returned = self._step_older_protocol(optimizer, args, kwargs)
         else:
@@ -707,42 +771,6 @@ class GradScaler(torch.amp.GradScaler):
         if not torch.compiler.is_compiling():
             step.mark_stepped(self._iteration.backwards)
         return returned
-
-    def _report_float16_model(self, model: torch.nn.Module) -> None:
-        """Report the model's float16 parameters if an optimizer lacks masters."""
-        params = [
-            param
-            for param in model.parameters()
-            if param.requires_grad and param.dtype is torch.float16
-        ]
-        if params:
-            held = float16_params.optimizers_of(params, live_optimizers())
-            for optimizer, mine in held:
-                self._report_float16(optimizer, mine, (model, optimizer))
-
-    def _check_float16(self, step: OptimizerStep) -> None:
-        """Report float16 parameters without masters before the first step."""
-        optimizer, sources = step.optimizer, step.name_sources
-        params = float16_params.without_masters(optimizer)
-        if not params or self._is_replaced("_unscale_grads_"):
-            # A host that replaces it accepts float16 on purpose.
-            return
-        if self._allow_fp16:
-            if self._refuses_eps and step.mode is StepMode.FLAG:
-                float16_params.check_eps(optimizer, params, sources)
-        elif step.mode is not StepMode.FLAG and float16_params.keeps_no_masters(
-            optimizer
-        ):
-            # Those of other optimizers are refused when they are collected.
-            self._report_float16(optimizer, params, sources)
-
-    def _report_float16(
-        self, optimizer: Any, params: list[Tensor], sources: tuple[Any, ...]
-    ) -> None:
-        message = float16_params.report(optimizer, params, sources)
-        if self._guard == "raise":
-            raise ConfigError(message, code="GS120")
-        self._warn.float16_params(message)
 
     def _prepare(self, step: OptimizerStep, state: dict[str, Any]) -> None:
         """Read the gradients and decide; unscale them if the optimizer does not."""
@@ -837,6 +865,8 @@ class GradScaler(torch.amp.GradScaler):
                 self.update(new_scale)
             return
         scale, state = self._required("update")
+        if self._loss_scales.in_block:
+            raise messages.inside_loss_block("update")
         forced = None
         if new_scale is not None:
             forced = messages.checked_scale(
@@ -847,7 +877,14 @@ class GradScaler(torch.amp.GradScaler):
         )
         rule_skip = None
         if steps and self._loss_scales.found:
-            rule_skip = self._update_losses([step.skip for step in steps])
+            opened = self._iteration.steps.values()
+            channel = next((step.channel for step in opened if step.channel), None)
+            rule_skip = self._loss_scales.end_update(
+                self._policy,
+                [step.skip for step in steps],
+                plain=self._iteration.losses > self._loss_scales.contexts,
+                group=None if channel is None else channel.group,
+            )
             if rule_skip is None and forced is None:
                 # No loss was scaled by the scaler's own scale: it stays.
                 forced = scale.clone()
@@ -877,21 +914,6 @@ class GradScaler(torch.amp.GradScaler):
         self._iteration.end(state.used_scale, self._entries)
         if (steps or idle) and type(scale) is Tensor and can_touch_host():
             self._monitor.end_update(self, state, self._iteration.settled)
-
-    def _update_losses(self, skips: list[Tensor]) -> Tensor | None:
-        """Move the scales of several losses.
-
-        Returns:
-            f32[], what the rule of the scaler's own scale sees as the skip; None if it
-            has multiplied no loss.
-        """
-        losses, steps = self._loss_scales, self._iteration.steps.values()
-        channel = next((step.channel for step in steps if step.channel), None)
-        losses.update_(self._policy, None if channel is None else channel.group)
-        plain = self._iteration.losses > losses.contexts
-        rule_skip = losses.rule_skip(skips, plain=plain)
-        losses.forget()
-        return rule_skip
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Return the hook that gives a rank without data the scale of the others.
@@ -1156,6 +1178,8 @@ class GradScaler(torch.amp.GradScaler):
         """
         if funcname and (self._scale is None or self._growth_tracker is None):
             self._check_scale_growth_tracker(funcname)
+        if funcname and self._loss_scales.in_block:
+            raise messages.inside_loss_block(funcname)
         key = id(optimizer)
         step = self._iteration.steps.get(key)
         if step is not None and (step.entry is not None or self._state is None):
@@ -1193,5 +1217,6 @@ class GradScaler(torch.amp.GradScaler):
             model = self._monitor.model_lookup.of_params(params)
         sources = [model, *(step.optimizer for step in steps)]
         names = names_of(params, sources)
-        self._monitor.report_late_backward()
+        if why != "foreign":
+            self._monitor.report_late_backward()
         self._warn.mixture(names, why, self._guard == "raise")

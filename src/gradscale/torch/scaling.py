@@ -9,6 +9,8 @@ from torch import Tensor
 from gradscale.torch.devices import to_device
 
 HALVES = (torch.float16, torch.bfloat16)
+# In the metadata of an autograd node.
+_SCALED = "scaled by gradscale"
 
 
 def times(output: Tensor, scale: Tensor) -> Tensor:
@@ -22,6 +24,30 @@ def times(output: Tensor, scale: Tensor) -> Tensor:
     if scale.device != output.device:
         scale = to_device(scale, output.device)
     return output * scale
+
+
+def mark_scaled(scaled: Tensor) -> None:
+    """Mark a scaled loss, so that it is not taken for one that is not.
+
+    >>> loss = torch.ones((), requires_grad=True) * 1.0
+    >>> scaled = times(loss, torch.tensor(4.0))
+    >>> mark_scaled(scaled)
+    >>> is_scaled(loss), is_scaled(scaled)
+    (False, True)
+    """
+    marks = _marks(scaled)
+    if marks is not None:
+        marks[_SCALED] = True
+
+
+def is_scaled(loss: Any) -> bool:
+    """Return whether a tensor is a scaled loss, as far as it was marked."""
+    return isinstance(loss, Tensor) and _SCALED in (_marks(loss) or ())
+
+
+def _marks(loss: Tensor) -> dict[Any, Any] | None:
+    node: Any = loss.grad_fn
+    return None if node is None else node.metadata
 
 
 def map_outputs(outputs: Any, one: Callable[[Tensor], Tensor]) -> Any:

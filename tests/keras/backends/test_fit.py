@@ -113,6 +113,11 @@ def test_two_policies_for_one_optimizer_are_an_error():
         loss_scaled(factor, DynamicScale())
 
 
+def test_no_optimizer_is_an_error():
+    with pytest.raises(ConfigError, match="optimizer=None"):
+        compile(network(), None, loss="mse")
+
+
 def test_train_on_batch_counts_its_steps(model):
     model.train_on_batch(X[:8], Y[:8])
     model.train_on_batch(with_nan(0)[:8], Y[:8])
@@ -416,3 +421,16 @@ def test_several_steps_an_execution_are_counted_exactly(tmp_path):
     assert (optimizer.applied_steps, optimizer.skipped_steps) == (3, 1)
     with open_run(tmp_path / "run.gs") as run:
         assert [row.step for row in run.steps()] == [2, 4]
+
+
+def test_a_resumed_run_goes_on_in_its_file(tmp_path, model):
+    path, saved = tmp_path / "run.gs", tmp_path / "model.keras"
+    fitted(model, callbacks=[Monitor(record=path)])
+    model.save(saved)
+    # As in a new process.
+    again = keras.saving.load_model(saved)
+    assert again.optimizer.applied_steps == 4
+    fitted(again, callbacks=[Monitor(record=path, resume=True)])
+    with open_run(path) as run:
+        assert [row.step for row in run.steps()] == list(range(1, 9))
+        assert {row.verdict for row in run.steps()} == {"GS000"}

@@ -174,6 +174,8 @@ WRONG = {
 }
 
 
+# Some are warned of at the first step too.
+@pytest.mark.filterwarnings("ignore:.*first step:gradscale.GradscaleWarning")
 @pytest.mark.parametrize(("run", "cause"), WRONG.values(), ids=WRONG)
 def test_a_wrong_use_is_the_one_cause_that_is_found(tmp_path, run, cause):
     assert run(tmp_path / "run.gs") == {cause}

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from gradscale.errors import ConfigError
+from gradscale.errors import ConfigError, OrderError
 from gradscale.torch.messages import mark_called
 from gradscale.torch.scaler import GradScaler
+from gradscale.torch.scaling import is_scaled
 
 # Stands for a loss that is not finite: line searches interpolate between losses, and
 # infinity would make the step NaN.
@@ -124,6 +125,8 @@ class _Evaluation:
             self.runs += 1
             with torch.enable_grad():
                 loss = self._closure()
+            if loss is None or is_scaled(loss):
+                raise _wrong_return(loss)
             self._scaler.unscale_(self._optimizer)
             value = float(loss.detach() if isinstance(loss, Tensor) else loss)
             self._loss_finite = math.isfinite(value)
@@ -143,6 +146,16 @@ class _Evaluation:
     def _is_finite(self) -> bool:
         states = self._scaler._iteration.states[id(self._optimizer)]
         return not any(flag.item() for flag in states["found_inf_per_device"].values())
+
+
+def _wrong_return(loss: Any) -> OrderError:
+    what = "nothing" if loss is None else "the scaled loss"
+    return OrderError(
+        f"The closure returned {what}. The optimizer compares the losses of its "
+        "evaluations with the unscaled gradients. End the closure with `return loss`, "
+        "the loss before scaling.",
+        code="GS108",
+    )
 
 
 class _Backup:

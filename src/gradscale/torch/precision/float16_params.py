@@ -7,12 +7,68 @@ import torch
 from torch import Tensor
 
 from gradscale.errors import ConfigError
-from gradscale.torch.messages import float16_remedy
+from gradscale.torch.messages import WarnOnce, float16_remedy
 from gradscale.torch.names import names_of
 from gradscale.torch.optim.base import FusedOptimizer
 from gradscale.torch.precision.master_weights import MasterWeights
+from gradscale.torch.step.dispatch import StepMode
+from gradscale.torch.step.optimizer_step import OptimizerStep
 
 MOST_NAMES = 5
+
+
+class Float16Check:
+    """Reports the float16 parameters that are trained without masters.
+
+    Args:
+        allowed: The user accepts them.
+        refuses_eps: Then refuse an `eps` that is 0 in float16.
+        as_error: Raise instead of a warning.
+        warn: The warnings of the scaler.
+    """
+
+    def __init__(
+        self, *, allowed: bool, refuses_eps: bool, as_error: bool, warn: WarnOnce
+    ) -> None:
+        self._allowed, self._refuses_eps = allowed, refuses_eps
+        self._as_error, self._warn = as_error, warn
+
+    def check_model(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
+        """Report those of a model.
+
+        Args:
+            model: Names them.
+            optimizers: Those that may hold them.
+        """
+        params = [
+            param
+            for param in model.parameters()
+            if param.requires_grad and param.dtype is torch.float16
+        ]
+        if params:
+            for optimizer, held in optimizers_of(params, optimizers):
+                self._report(optimizer, held, (model, optimizer))
+
+    def check_step(self, step: OptimizerStep) -> None:
+        """Report those of an optimizer before its first step."""
+        optimizer, sources = step.optimizer, step.name_sources
+        params = without_masters(optimizer)
+        if not params:
+            return
+        if self._allowed:
+            if self._refuses_eps and step.mode is StepMode.FLAG:
+                check_eps(optimizer, params, sources)
+        elif step.mode is not StepMode.FLAG and keeps_no_masters(optimizer):
+            # Those of other optimizers are refused when they are collected.
+            self._report(optimizer, params, sources)
+
+    def _report(
+        self, optimizer: Any, params: list[Tensor], sources: tuple[Any, ...]
+    ) -> None:
+        message = report(optimizer, params, sources)
+        if self._as_error:
+            raise ConfigError(message, code="GS120")
+        self._warn.float16_params(message)
 
 
 def fp32_trainable_(model: torch.nn.Module) -> list[str]:

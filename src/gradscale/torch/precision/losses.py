@@ -42,12 +42,14 @@ class LossScales:
         found: For each loss since the last update, f32[]: 1 if it gave a gradient that
             is not finite, else 0. The main loss too, if it has run with an id.
         contexts: How many scalar losses were scaled with an id since the last update.
+        in_block: The block of a loss is running.
     """
 
     def __init__(self, resumed: Iterable[SavedLoss] = ()) -> None:
         self.states: dict[LossId, FixedState | ScaleState] = {}
         self.found: dict[LossId, Tensor] = {}
         self.contexts = 0
+        self.in_block = False
         self._resumed = {loss.id: loss for loss in resumed}
 
     def scale(self, id: LossId, policy: AnyPolicy, device: torch.device) -> Tensor:
@@ -68,6 +70,25 @@ class LossScales:
     def forget(self) -> None:
         """Forget the losses since the last update."""
         self.found, self.contexts = {}, 0
+
+    def end_update(
+        self, policy: AnyPolicy, skips: Sequence[Tensor], *, plain: bool, group: Any
+    ) -> Tensor | None:
+        """Move the scales of the losses since the last update, and forget these.
+
+        Args:
+            policy: Its rule moves them.
+            skips, plain: As for `rule_skip`.
+            group: The ranks that decide together, on which the same losses have run;
+                None for one alone.
+
+        Returns:
+            As `rule_skip`: what the rule of the scaler's own scale sees as the skip.
+        """
+        self.update_(policy, group)
+        rule_skip = self.rule_skip(skips, plain=plain)
+        self.forget()
+        return rule_skip
 
     def rule_skip(self, skips: Sequence[Tensor], *, plain: bool) -> Tensor | None:
         """Return f32[], 1 if the main loss was not finite; None if there was none.

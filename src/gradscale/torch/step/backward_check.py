@@ -33,6 +33,8 @@ def watch_backward(
     def before(_: tuple[Tensor | None, ...]) -> None:
         iteration.backwards += 1
         iteration.scaled = True
+        if iteration.first:
+            iteration.first_backwards.begin_scaled()
         if not (iteration.steps or iteration.carried or iteration.strays):
             return
         iteration.forget_cleared()

@@ -99,6 +99,22 @@ def mode_of(optimizer: Any) -> StepMode:
     )
 
 
+def needs_closure(optimizer: Any) -> bool:
+    """Return whether the optimizer cannot step without a closure.
+
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> needs_closure(torch.optim.LBFGS([weight])), needs_closure(torch.optim.SGD([weight]))
+    (True, False)
+    """  # noqa: E501
+    try:
+        parameters = inspect.signature(optimizer.step).parameters
+    except (TypeError, ValueError):
+        # Not to be had of every callable.
+        return False
+    closure = parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
 @lru_cache
 def _wants_scaler(step: Callable[..., Any]) -> bool:
     """Return whether `step` still takes the scaler itself."""

@@ -20,6 +20,7 @@ from gradscale.torch.grads.stats import largest
 from gradscale.torch.grads.unscale import multiply_
 from gradscale.torch.step.dispatch import mode_of
 from gradscale.torch.step.entries import OptimizerEntries
+from gradscale.torch.step.first_backwards import FirstBackwards
 from gradscale.torch.step.optimizer_step import (
     Mark,
     OptimizerStep,
@@ -96,6 +97,7 @@ class Iteration:
         leaves: Weak references to the leaves of the losses before the first update, by
             id; after it, without those of known optimizers.
         strays: Their gradients that an update has found, by the same key.
+        first_backwards: Watches how their gradients come about before the first update.
         closed: The keys of the steps that the last update has ended; none if it only
             set the scale.
     """
@@ -108,6 +110,7 @@ class Iteration:
         self.first = True
         self.leaves: dict[int, weakref.ref[Tensor]] = {}
         self.strays: dict[int, Stray] = {}
+        self.first_backwards = FirstBackwards()
         self.renew()
 
     def renew(self) -> None:
@@ -369,6 +372,7 @@ class Iteration:
         }
         # Until an optimizer is known, leaves of later losses are noted too.
         self.first, scale = not groups, used_scale.clone()
+        self.first_backwards.close()
         for key, leaf in there.items():
             grad, stray = None if leaf is None else leaf.grad, self.strays.get(key)
             if grad is not None and (stray is None or stray.mark[0]() is not grad):

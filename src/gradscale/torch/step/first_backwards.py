@@ -1,0 +1,173 @@
+"""How the gradients of the first step came about.
+
+Wrong use of a scaler is systematic, so the first step shows it: a backward pass that
+began at no loss of the scaler leaves a sum of two scales, and a clip before `unscale_`
+takes a norm of scaled gradients. Hooks on the parameters notice both until the first
+update.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradscale.torch.messages import Write
+from gradscale.torch.step.optimizer_step import Mark, is_marked, mark_of
+
+# The least scale at which a norm of scaled gradients cannot be meant.
+LEAST_SCALE = 16.0
+# How close a norm comes to the limit of a clip, and a quotient to the scale.
+CLOSE = 1e-5
+# Digits of a limit: 1.0, 0.25, 5.
+DIGITS = 2
+
+
+class Made(NamedTuple):
+    """The gradient that a backward pass has left.
+
+    Attributes:
+        mark: The gradient and its version.
+        foreign: It holds a part that no scaled loss began.
+        sizes: f32[2] each, its norm and its peak; None if they are not known.
+    """
+
+    mark: Mark
+    foreign: bool
+    sizes: Tensor | None = None
+
+
+class FirstBackwards:
+    """Watches the backward passes before the first update.
+
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> first = FirstBackwards()
+    >>> first.watch([weight])
+    >>> weight.sum().backward()
+    >>> first.foreign_among([weight]) == [weight]
+    True
+    >>> weight.grad = None
+    >>> first.foreign_among([weight])
+    []
+    """
+
+    def __init__(self) -> None:
+        self._running = False
+        self._hooks: dict[int, Any] = {}
+        self._made: dict[int, Made] = {}
+        # Parameters that the backward pass of now has reached.
+        self._reached: dict[int, Tensor] = {}
+
+    def watch(self, leaves: Iterable[Tensor]) -> None:
+        """Watch further parameters."""
+        for leaf in leaves:
+            if id(leaf) not in self._hooks:
+                hook = leaf.register_post_accumulate_grad_hook(self._accumulated)
+                self._hooks[id(leaf)] = hook
+
+    def begin_scaled(self) -> None:
+        """Note that the backward pass which runs now is that of a scaled loss."""
+        self._running = True
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(self._end_scaled)
+
+    def _accumulated(self, param: Tensor) -> None:
+        grad, before = param.grad, self._made.pop(id(param), None)
+        if grad is None or grad.is_inference():
+            return
+        mark = mark_of(grad)
+        foreign = not self._running
+        if before is not None and before.foreign:
+            # Still there if the pass has only added to it.
+            old, version = before.mark
+            foreign = foreign or (old() is grad and mark[1] == version + 1)
+        self._made[id(param)] = Made(mark, foreign)
+        if self._running:
+            self._reached[id(param)] = param
+
+    @torch.no_grad()
+    def _end_scaled(self) -> None:
+        self._running = False
+        reached, self._reached = self._reached, {}
+        for key, param in reached.items():
+            made, grad = self._made.get(key), param.grad
+            if made is not None and grad is not None and _is_plain(grad):
+                self._made[key] = made._replace(sizes=_sizes_of([grad]))
+
+    def foreign_among(self, params: Iterable[Tensor]) -> list[Tensor]:
+        """Return those of the parameters whose gradients hold a foreign part."""
+        return [
+            param
+            for param in params
+            if (made := self._made.get(id(param))) is not None
+            and made.foreign
+            and param.grad is not None
+            and is_marked(param.grad, made.mark)
+        ]
+
+    @torch.no_grad()
+    def write_to(self, params: Iterable[Tensor], scale: float) -> Write | None:
+        """Return how other code has changed the gradients since; None if it has not.
+
+        Syncs if they were written to.
+
+        Args:
+            params: Of an optimizer, whose gradients the scaler has not touched.
+            scale: The scale of the loss.
+        """
+        grads, sizes, written = [], [], False
+        for param in params:
+            made = self._made.get(id(param))
+            # What is no tensor is refused when the gradients are read.
+            grad = param.grad if isinstance(param, Tensor) else None
+            if grad is None:
+                continue
+            if made is None or made.sizes is None or made.mark[0]() is not grad:
+                return None
+            written = written or not is_marked(grad, made.mark)
+            grads.append(grad)
+            sizes.append(made.sizes)
+        if not written or scale < LEAST_SCALE:
+            return None
+        if len({size.device for size in sizes}) != 1:
+            return None
+        norms, peaks = torch.stack(sizes).unbind(1)
+        before = torch.stack([norms.norm(), peaks.max()])
+        both = torch.stack([before, _sizes_of(grads)]).tolist()
+        (norm, peak), (norm_now, peak_now) = both
+        if not all(0.0 < size < math.inf for size in (norm, peak, norm_now, peak_now)):
+            return None
+        if abs(norm / norm_now / scale - 1.0) < CLOSE:
+            return "unscaled"
+        lower = norm_now < (1.0 - CLOSE) * norm
+        limits = [norm_now, *([peak_now] if peak_now < peak else [])]
+        # One that is round once unscaled was meant for scaled gradients.
+        clipped = any(_is_round(x) and not _is_round(x / scale) for x in limits)
+        return "clipped" if lower and clipped else None
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks, self._made, self._reached = {}, {}, {}
+
+
+def _is_plain(grad: Tensor) -> bool:
+    return type(grad) is Tensor and grad.layout is torch.strided
+
+
+def _sizes_of(grads: list[Tensor]) -> Tensor:
+    """Return f32[2], the norm and the peak of plain gradients on one device."""
+    norm = torch.nn.utils.get_total_norm(grads)
+    peak = torch.nn.utils.get_total_norm(grads, math.inf)
+    return torch.stack([norm, peak]).float()
+
+
+def _is_round(size: float) -> bool:
+    """Return whether a size is the limit of a clip, by its few digits.
+
+    >>> _is_round(0.999999), _is_round(0.25), _is_round(0.73129)
+    (True, True, False)
+    """
+    return abs(size - float(f"{size:.{DIGITS}g}")) <= CLOSE * size
