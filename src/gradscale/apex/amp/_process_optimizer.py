@@ -160,7 +160,7 @@ class AmpOptimizer:
             stash, before = self.window
             if before != scale:
                 grads = [p.grad for p in stash.params if p.grad is not None]
-                factor = torch.tensor(scale / before)
+                factor = torch.tensor(scale / before, device="cpu")
                 multiply_(grads, factor)
             self.window = stash, scale
             return

@@ -166,7 +166,7 @@ class FP16_Optimizer:  # apex's name
             if param.grad is not None:
                 master.grad = param.grad.detach().to(master.dtype, copy=True)
                 grads.append(master.grad)
-        multiply_(grads, torch.tensor(1.0 / self._used_scale))
+        multiply_(grads, torch.tensor(1.0 / self._used_scale, device="cpu"))
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2) -> Any:
         """Clip the gradients of the masters by their joint norm.
