@@ -28,7 +28,7 @@ CORE = {"core", "errors"}
 RUN = CORE | {"judge", "runfile"}
 RECORDING = RUN | {"recording"}
 READERS = RUN | {"diagnosis"}
-EVERY_ROOM = READERS | FRAMEWORKS | {"recording", "sinks", "demo", "report"}
+EVERY_ROOM = READERS | FRAMEWORKS | {"apex", "recording", "sinks", "demo", "report"}
 SCREEN = {"rich", "typer"}
 
 # The table of rooms. The last two rows are files, not rooms.
@@ -39,6 +39,8 @@ ROOMS = {
     "runfile": Allowed(CORE, set()),
     "recording": Allowed(RUN, set()),
     "torch": Allowed(RECORDING, {"torch", "triton"}),
+    # A drop-in for a library on torch: it stands on the torch room.
+    "apex": Allowed(RECORDING | {"torch"}, {"torch"}),
     # optax and flax only where a file says so: `import gradscale.jax` loads neither.
     "jax": Allowed(RECORDING, {"flax", "jax", "numpy", "optax"}),
     # TensorFlow and tf_keras only where a file says so: Keras has other backends.
@@ -176,6 +178,8 @@ def parsed(path):
         ("mxnet", "import gluonnlp"),
         ("mxnet", "from gradscale.keras import LossScaleOptimizer"),
         ("report", "from gradscale.torch import GradScaler"),
+        ("torch", "from gradscale.apex import amp"),
+        ("apex", "from gradscale.keras import LossScaleOptimizer"),
         ("demo", "from gradscale.report import figures"),
         ("", "from gradscale.torch import GradScaler"),
     ],
@@ -219,7 +223,8 @@ def test_a_file_imports_only_what_its_room_may_and_by_absolute_names(path):
 
 def test_every_file_is_named_after_a_concept():
     vague = {"utils", "util", "helpers", "helper", "common", "manager"}
-    names = {place(path) for path in FILES}
+    # apex.fp16_utils is an import path of apex.
+    names = {place(path).replace("fp16_utils", "") for path in FILES}
     assert {name for name in names if vague & set(re.split(r"[/._]", name))} == set()
 
 
@@ -271,7 +276,8 @@ FOLDERS = sorted(
     {
         place(path.parent)
         for path in FILES
-        if room_of(path) in ("torch", "keras", "mxnet", "core", "judge", "recording")
+        if room_of(path)
+        in ("apex", "torch", "keras", "mxnet", "core", "judge", "recording")
     }
     - {"torch"}
 )

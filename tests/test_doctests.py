@@ -27,6 +27,12 @@ MODULES = [
 # Modules whose docstrings teach by example must not lose them.
 WITH_EXAMPLES = [
     "gradscale",
+    "gradscale.apex.amp.amp",
+    "gradscale.apex.amp.frontend",
+    "gradscale.apex.amp.handle",
+    "gradscale.apex.amp.scaler",
+    "gradscale.apex.as_apex",
+    "gradscale.apex.fp16_utils.fp16_optimizer",
     "gradscale.core.checkpoint",
     "gradscale.core.foreign_checkpoint",
     "gradscale.core.foreign_rules",

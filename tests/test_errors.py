@@ -10,6 +10,7 @@ import pytest
 
 import gradscale.errors
 from gradscale.errors import (
+    AmpError,
     ConfigError,
     GradientError,
     GradscaleError,
@@ -21,6 +22,7 @@ from gradscale.errors import (
 )
 
 ERRORS = (
+    AmpError,
     ConfigError,
     GradientError,
     HopelessRun,
@@ -57,6 +59,10 @@ def test_a_docstring_begins_with_the_words_of_the_tree(kind):
 @pytest.mark.parametrize(
     ("kind", "built_in"),
     [
+        (AmpError, RuntimeError),
+        (AmpError, NotImplementedError),
+        (AmpError, AssertionError),
+        (AmpError, ValueError),
         (ConfigError, ValueError),
         (ConfigError, AssertionError),
         (OrderError, RuntimeError),

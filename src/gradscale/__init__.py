@@ -11,6 +11,7 @@ from gradscale.core.policies import DynamicScale, NoScale, Policy, StaticScale
 from gradscale.core.records import StepRecord, Verdict, classify
 from gradscale.core.state import PYTHON, FixedState, Observed, RuleOps, ScaleState
 from gradscale.errors import (
+    AmpError,
     ConfigError,
     GradientError,
     GradscaleError,
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "PYTHON",
+    "AmpError",
     "ConfigError",
     "DynamicScale",
     "FixedState",

@@ -1,6 +1,7 @@
 """The exceptions gradscale raises.
 
 GradscaleError
+├── AmpError         a use of gradscale.apex that apex refuses too
 ├── ConfigError      a setting or an argument that can never work
 ├── OrderError       a call at a moment when it cannot be right
 ├── GradientError    a gradient that cannot be read or unscaled
@@ -45,6 +46,16 @@ def _revive(kind: type[GradscaleError], text: str) -> GradscaleError:
     error = kind.__new__(kind, text)
     error.args = (text,)
     return error
+
+
+# Not a TypeError, which apex raises too: in an operator Python takes one for a type
+# that the operator does not know, and tries another method.
+class AmpError(GradscaleError, NotImplementedError, ValueError, AssertionError):
+    """A use of gradscale.apex that apex refuses too, or that can never work.
+
+    Apex raises each of these built-ins, and `RuntimeError`, which is a base of
+    `NotImplementedError`.
+    """
 
 
 class ConfigError(GradscaleError, ValueError, AssertionError):

@@ -64,6 +64,13 @@ def run(
     module: Annotated[
         bool, typer.Option("-m", help="Run a module, like `python -m`.")
     ] = False,
+    as_apex: Annotated[
+        bool,
+        typer.Option(
+            "--as-apex",
+            help="Let `import apex` find gradscale's apex, whatever is installed.",
+        ),
+    ] = False,
 ) -> None:
     """Run an unmodified PyTorch script and record its gradient scaler.
 
@@ -81,6 +88,7 @@ def run(
     - `gradscale run -m mypackage.train --lr 0.1` – record a module
     - `gradscale run torchrun --nproc-per-node 8 train.py` – record a launcher's ranks
     - `gradscale run accelerate launch train.py` – the same with Accelerate
+    - `gradscale run --as-apex train.py` – run a script written for NVIDIA apex
 
     With several ranks, rank 0 writes. All scalers of a process are one run; a second
     process or thread writes run.2.gs beside run.gs. Processes started with `python -I`,
@@ -95,7 +103,7 @@ def run(
     ) as folder:
         notes = Path(folder) / "notes"
         notes.touch()
-        code = _run(command, {**os.environ, **_environment(file, notes)})
+        code = _run(command, {**os.environ, **_environment(file, notes, as_apex)})
         recorded = _read(notes, here)
     if not is_silenced():
         print_to_stderr(closing_lines(recorded))
@@ -229,7 +237,7 @@ def _command_line(name: str, arguments: list[str], module: bool) -> list[str]:
     return [sys.executable, name, *arguments]
 
 
-def _environment(file: Path, notes: Path) -> dict[str, str]:
+def _environment(file: Path, notes: Path, as_apex: bool) -> dict[str, str]:
     """Return the variables that make every Python process import sitecustomize."""
     before = os.environ.get("PYTHONPATH", "")
     return {
@@ -237,6 +245,8 @@ def _environment(file: Path, notes: Path) -> dict[str, str]:
         # Absolute: the script may change its working directory.
         "GRADSCALE_RUN_FILE": str(file.absolute()),
         "GRADSCALE_RUN_NOTES": str(notes),
+        # The module that takes the place of apex.
+        **({"GRADSCALE_AS_APEX": "gradscale.apex.as_apex"} if as_apex else {}),
     }
 
 

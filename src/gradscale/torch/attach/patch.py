@@ -102,7 +102,7 @@ class Recorded(GradScaler):
 
     def _begin(self) -> None:
         if self._record is None:
-            self._record = _recorder(
+            self._record = recorder_of(
                 self.session, policy=self._policy, names=self._parameter_names
             )
         super()._begin()
@@ -300,7 +300,7 @@ def _watch(scaler: Any, session: Session) -> None:
     """Record a scaler that stays torch's or another library's."""
     session.note(made=type(scaler).__name__, enabled=scaler._enabled)
     if scaler._enabled:
-        watch(scaler, record=_recorder(session, meta=described(scaler)))
+        watch(scaler, record=recorder_of(session, meta=described(scaler)))
 
 
 def moves_of(policy: AnyPolicy) -> dict[str, Any]:
@@ -365,7 +365,14 @@ def _recorded(ours: type[GradScaler], theirs: type, session: Session) -> type:
     )
 
 
-def _recorder(session: Session, **settings: Any) -> Recorder:
+def recorder_of(session: Session, **settings: Any) -> Recorder:
+    """Return a recorder that writes into the run file of this process.
+
+    Args:
+        session: Its settings.
+        settings: Further arguments of `SharedRecorder`.
+    """
+
     def failed(error: GradscaleError | GradscaleWarning) -> None:
         session.note(failed=str(error))
 

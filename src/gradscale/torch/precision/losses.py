@@ -152,6 +152,20 @@ class Stash(NamedTuple):
         for param, grad in zip(self.params, self.grads, strict=True):
             param.grad = grad
 
+    @torch.no_grad()
+    def add_to_new(self) -> None:
+        """Add the gradients to the new ones of their parameters."""
+        for param, before in zip(self.params, self.grads, strict=True):
+            if before is None:
+                continue
+            if param.grad is None:
+                param.grad = before
+            elif param.grad.is_sparse and not before.is_sparse:
+                param.grad = before.add_(param.grad)
+            else:
+                # Into the new gradient: it may be a view of a bucket of DDP.
+                param.grad.add_(before)
+
 
 def stash_grads(params: Iterable[Tensor]) -> Stash:
     """Take the gradients of parameters away, so that a backward pass makes new ones."""
@@ -185,16 +199,7 @@ def merge_(stash: Stash, scale: Tensor, common: Tensor, names: Sequence[Any]) ->
         stats = read(snapshot, common.device)
         found = stats.found(factor, divide=False)
         multiply_(snapshot.originals or snapshot.tensors, factor, snapshot.kind)
-    for param, before in zip(stash.params, stash.grads, strict=True):
-        if before is None:
-            continue
-        if param.grad is None:
-            param.grad = before
-        elif param.grad.is_sparse and not before.is_sparse:
-            param.grad = before.add_(param.grad)
-        else:
-            # Into the new gradient: it may be a view of a bucket of DDP.
-            param.grad.add_(before)
+    stash.add_to_new()
     return to_device(found, common.device)
 
 

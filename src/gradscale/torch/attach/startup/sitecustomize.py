@@ -9,7 +9,8 @@ gradscale runs unchanged.
 import json
 import os
 import sys
-from importlib.machinery import PathFinder
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import module_from_spec
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -43,6 +44,30 @@ class TorchFinder:
                 patch()
 
         loader.exec_module = exec_module
+
+
+class ApexFinder:
+    """Lets the first `import apex` find gradscale's apex, before any installed one.
+
+    A finder and the loader of what it finds: modules that are loaded already.
+    """
+
+    def find_spec(self, name, path=None, target=None):
+        """Return the spec of apex; None for all others."""
+        if name.partition(".")[0] not in ("apex", "amp_C"):
+            return None
+        sys.meta_path.remove(self)
+        # Not at the top: it loads torch. An error is raised by the script's import.
+        import_module(os.environ["GRADSCALE_AS_APEX"]).install_as_apex()
+        return ModuleSpec(name, self, loader_state=sys.modules[name].__spec__)
+
+    def create_module(self, spec):
+        """Return the module."""
+        return sys.modules[spec.name]
+
+    def exec_module(self, module):
+        """Give the module its own spec back, which the import has replaced."""
+        module.__spec__ = module.__spec__.loader_state
 
 
 def patch():
@@ -110,4 +135,6 @@ if "GRADSCALE_RUN_NOTES" in os.environ:
         patch()
     else:
         sys.meta_path.insert(0, TorchFinder())
+    if "GRADSCALE_AS_APEX" in os.environ:
+        sys.meta_path.insert(0, ApexFinder())
 run_hidden()
