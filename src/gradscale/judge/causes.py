@@ -159,7 +159,8 @@ def _input_is_bad(seen: Evidence) -> bool:
 
 def _input_is_large(seen: Evidence) -> bool:
     """A finite input was beyond the float16 range."""
-    large = forward(seen) and seen.get("place_peak", 0.0) > LARGEST
+    in_forward = seen.get("place_direction") == "forward"
+    large = in_forward and seen.get("place_peak", 0.0) > LARGEST
     # Large weights make large activations of any input.
     return large and not weights_grown(seen)
 
@@ -358,7 +359,11 @@ INPUT_RANGE = Cause(
     "input-range",
     _input_is_large,
     "inputs of up to {place_peak:.3g} are beyond 65504, the largest float16",
-    lambda seen: str(seen.get("place_module", "")) or "the batch",
+    lambda seen: (
+        "the batch"
+        if seen.get("place_given_peak", 0.0) > LARGEST
+        else _module(seen) or "the batch"
+    ),
     (
         Advice(
             always,

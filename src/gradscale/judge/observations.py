@@ -55,6 +55,7 @@ class Place(NamedTuple):
         loss_finite: Whether the loss of that step was finite; None if unknown.
         peak: The largest finite magnitude among the inputs.
         given: It is of the batch.
+        given_peak: The largest finite magnitude in the batch.
         was_float16: It is infinite, and its finite values are float16 values.
         gain: By how much the weight of the module multiplies independent inputs.
     """
@@ -71,6 +72,7 @@ class Place(NamedTuple):
     loss_finite: bool | None = None
     peak: float = 0.0
     given: bool = False
+    given_peak: float = 0.0
     was_float16: bool = False
     gain: float = 0.0
 
@@ -89,6 +91,7 @@ class Place(NamedTuple):
             "place_instead": self.instead,
             "place_peak": self.peak,
             "place_given": self.given,
+            "place_given_peak": self.given_peak,
             "place_was_float16": self.was_float16,
             "place_gain": self.gain,
         }
@@ -137,6 +140,7 @@ def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
         given=tensor == "target"
         or data.get("given") is True
         or (tensor == "input" and not module),
+        given_peak=_number(data, "given_peak"),
         was_float16=data.get("was_float16") is True,
         gain=_number(data, "gain"),
     )

@@ -39,6 +39,8 @@ SCALED_IN_VAIN = 8
 HOOKED_AFTER = 3
 # And before one is no ordinary overflow any more.
 SUSPECT = HOOKED_AFTER - 1
+# The scale at which gradients that never were finite are no longer explained by it.
+UNEXPLAINED_SCALE = 1.0
 # Finite steps over which the hooks wait for the next failure that the scale does not
 # explain, such as a bad batch of every epoch, and how often they do in a run.
 PATIENCE = 100
@@ -383,7 +385,7 @@ class Monitor:
         if record.finite and record.norm_finite:
             self._bad = 0
             return
-        if judged.verdict not in _EXPLAINED:
+        if judged.verdict not in _EXPLAINED or record.scale <= UNEXPLAINED_SCALE:
             self._bad += 1
         hooks = self.module_hooks
         if hooks.enabled or hooks.failure is not None:
