@@ -289,8 +289,8 @@ def underflow(context: Context) -> Finding:
     )
     if history.layer:
         seen["layer"] = history.layer
-    flushed = context.observations.is_flushed(history.layer)
-    if history.layer_samples >= VANISHED_LAYER or flushed:
+    flushed = context.observations.is_flushed(history.layer, record.amax)
+    if history.layer and (flushed or history.layer_unused >= VANISHED_LAYER):
         run = Streak(history.layer_samples, history.layer_since)
         what = f"all gradients of {history.layer} are 0 or lost at S = {scale}"
     elif record.lost is not None and history.lost.length:

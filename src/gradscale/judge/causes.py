@@ -788,7 +788,15 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
             "{scale} to {room}.",
         ),
         Advice(
-            lambda seen: seen.get("headroom_bits", 4.0) < 4.0,
+            lambda seen: seen.get("headroom_bits", 4.0) < 4.0 and "layer" in seen,
+            "Only {headroom_bits:.0f} bits of headroom are left, so a higher scale "
+            "would overflow: raise the weight of the loss that {layer} belongs to, or "
+            "compute that part of the model in float32.",
+        ),
+        Advice(
+            lambda seen: (
+                seen.get("headroom_bits", 4.0) < 4.0 and "layer" not in seen
+            ),
             "Only {headroom_bits:.0f} bits of headroom are left, so a higher scale "
             "would overflow: the gradients span more than the float16 range. Train in "
             "bfloat16, or keep the layers with the largest gradients in float32.",

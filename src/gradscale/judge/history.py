@@ -28,10 +28,9 @@ FAR_RISEN = 16.0
 SMALLEST_NORMAL = 2.0**-14
 # Finite steps over which the largest gradient is kept, at least.
 PEAK_MEMORY = 100
-# Samples in which one layer lost its gradients before a finding, and the headroom
-# that must be unused.
+# Samples in which one layer lost its gradients before a finding: with unused headroom,
+# or with a cast that was seen to flush them. With both, fewer.
 VANISHED_LAYER = 4
-# The same for a layer whose gradients a cast was seen to flush.
 SUSPECT_LAYER = 2
 UNUSED_BITS = 8.0
 # Finite steps that give the gradients of the beginning, and of the present.
@@ -324,6 +323,7 @@ class History:
         layer: A layer whose gradients were lost in the last sample; empty if none.
         layer_samples: Samples in a row in which it was that layer.
         layer_since: The first of them.
+        layer_unused: Those with headroom to spare.
         fitting_scale: The highest scale that ten finite steps in a row have fit.
         size_start: Mean of log2 of the largest unscaled gradient, over the first steps.
         size: The same over the last ones.
@@ -360,6 +360,7 @@ class History:
     layer: str = ""
     layer_samples: int = 0
     layer_since: int = 0
+    layer_unused: int = 0
     fitting_scale: float = 0.0
     size_start: float = 0.0
     size: float = 0.0
@@ -468,12 +469,11 @@ class History:
 
     def _add_layer(self, record: StepRecord) -> None:
         """Count a sampled step in which a layer has lost its gradients."""
-        headroom = self.headroom(record.scale)
-        unused = headroom is not None and headroom >= UNUSED_BITS
-        if not (record.lost_layer and unused):
-            self.layer, self.layer_samples = "", 0
-            return
         if record.lost_layer != self.layer:
-            self.layer, self.layer_samples = record.lost_layer, 0
-            self.layer_since = record.step
-        self.layer_samples += 1
+            self.layer, self.layer_since = record.lost_layer, record.step
+            self.layer_samples = self.layer_unused = 0
+        if self.layer:
+            headroom = self.headroom(record.scale)
+            unused = headroom is not None and headroom >= UNUSED_BITS
+            self.layer_samples += 1
+            self.layer_unused = self.layer_unused + 1 if unused else 0

@@ -140,9 +140,10 @@ class Judge:
         return episode.loss_row > 0 or not scale_is_blamed(episode)
 
     @property
-    def suspects_layer(self) -> bool:
-        """True if a layer may have lost its gradients to underflow."""
-        return self._history.layer_samples >= SUSPECT_LAYER
+    def suspected_layer(self) -> str:
+        """A layer that may have lost its gradients to underflow; empty if none."""
+        history = self._history
+        return history.layer if history.layer_samples >= SUSPECT_LAYER else ""
 
     @property
     def not_judged(self) -> tuple[str, ...]:
@@ -366,12 +367,13 @@ class Judge:
     def _check_vanished(self, record: StepRecord, found: list[Finding]) -> None:
         """Report vanishing gradients, once until they are back."""
         history = self._history
-        flushed = self._observations.is_flushed(history.layer)
-        samples = SUSPECT_LAYER if flushed else VANISHED_LAYER
+        flushed = self._observations.is_flushed(history.layer, record.amax)
         vanished = (
             history.lost.length >= VANISHED_SAMPLES
             or history.tiny.length >= VANISHED_STEPS
-            or (history.layer_samples >= samples and flushed is not False)
+            or (flushed is True and history.layer_unused >= SUSPECT_LAYER)
+            or (flushed is True and history.layer_samples >= VANISHED_LAYER)
+            or (flushed is None and history.layer_unused >= VANISHED_LAYER)
         )
         known = "GS209" in self._reported or not self._observations.uses_float16
         if vanished and not known:

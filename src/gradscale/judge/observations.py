@@ -231,9 +231,15 @@ class Observations:
         """False if nothing is float16, as far as it was observed."""
         return self.setup_facts.get("float16") is not False
 
-    def is_flushed(self, layer: str) -> bool | None:
-        """Return whether a cast flushes the gradients of a layer; None if unknown."""
-        if layer in _names(self.casts, "flushed"):
+    def is_flushed(self, layer: str, amax: float) -> bool | None:
+        """Return whether a cast flushes the gradients of a layer; None if unknown.
+
+        Args:
+            layer: Its name.
+            amax: The largest gradient of all; if it is 0, a cast of any layer counts.
+        """
+        flushed = _names(self.casts, "flushed")
+        if layer in flushed or (flushed and amax == 0.0):
             return True
         return False if layer in _names(self.casts, "unreached") else None
 

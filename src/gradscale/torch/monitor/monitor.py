@@ -115,7 +115,9 @@ class Monitor:
         self._bad = 0
         # Of the last step that was not finite.
         self._culprits: list[str] = []
-        self._begun = self._unlocated = self._casts_watched = False
+        self._begun = self._unlocated = False
+        # Layers for which casts were observed.
+        self._casts_watched: set[str] = set()
         self._patient_looks = PATIENT_LOOKS
         # The last failing step that the module hooks have observed.
         self._observed = 0
@@ -374,8 +376,9 @@ class Monitor:
             state=state_dict,
         )
         self._follow(found.record, judged, case.steps)
-        if sample is not None and judge.suspects_layer and not self._casts_watched:
-            self._casts_watched = True
+        suspected = judge.suspected_layer
+        if sample is not None and suspected and suspected not in self._casts_watched:
+            self._casts_watched.add(suspected)
             self.loop.watch_casts()
 
     def _follow(
