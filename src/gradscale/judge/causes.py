@@ -246,7 +246,7 @@ NEVER_CLEARED = Cause(
     "never-zeroed",
     lambda seen: bool(seen.get("uncleared")) and not forward(seen),
     "gradients are not cleared between steps, so a non-finite one stays",
-    _fixed("the training loop"),
+    lambda seen: str(seen.get("uncleared_part") or "the training loop"),
     (
         Advice(
             always,
@@ -794,9 +794,7 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
             "compute that part of the model in float32.",
         ),
         Advice(
-            lambda seen: (
-                seen.get("headroom_bits", 4.0) < 4.0 and "layer" not in seen
-            ),
+            lambda seen: seen.get("headroom_bits", 4.0) < 4.0 and "layer" not in seen,
             "Only {headroom_bits:.0f} bits of headroom are left, so a higher scale "
             "would overflow: the gradients span more than the float16 range. Train in "
             "bfloat16, or keep the layers with the largest gradients in float32.",
@@ -887,9 +885,7 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         *STEPPED_DIRECTLY.advice[:1],
         where=_fixed("the training loop"),
     ),
-    "GS116": _row(
-        "never-zeroed", *NEVER_CLEARED.advice, where=_fixed("the training loop")
-    ),
+    "GS116": _row("never-zeroed", *NEVER_CLEARED.advice, where=NEVER_CLEARED.where),
     "GS117": _row(
         "zeroed-early",
         Advice(
@@ -903,8 +899,9 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         "scaler-made-anew",
         Advice(
             always,
-            "Create the scaler once, before the first epoch: a new one begins at "
-            "init_scale again and loses the steps until the scale fits.",
+            "Create the scaler once, before the first epoch, and let a job that "
+            "resumes load its state: a new one begins at init_scale again and loses "
+            "the steps until the scale fits.",
         ),
         where=_fixed("the training loop"),
     ),

@@ -410,7 +410,7 @@ class Judge:
     ) -> None:
         """Report too many skips within a hundred steps."""
         window, steps = self._window, self._history.steps
-        if not 0 < steps - window.before <= WINDOW:
+        if not (window.skips and steps - window.before <= WINDOW):
             lasts = window.skips > FEW_SKIPS and steps - window.before <= 2 * WINDOW
             self._frequent = self._frequent and lasts
             scale = window.last_scale

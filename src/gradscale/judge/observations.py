@@ -8,6 +8,7 @@ live judge knew.
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from gradscale.core.formatting import counted, power
@@ -174,7 +175,8 @@ class Observations:
         casts: Layers whose gradients a cast to float16 has flushed to 0, and layers
             whose gradients were 0 before it.
         weights: The last look at weights and learning rate.
-        scalers: Scalers that were made for one optimizer.
+        scalers: Scalers that were made, one after the other, while optimizers went on
+            from their last state.
         unused: Losses that were scaled and that no update followed.
         not_judged: What could not be judged, and why, a sentence each.
         since: The step of the first observation of each kind.
@@ -252,7 +254,10 @@ class Observations:
         """Return evidence on model, optimizers and direct steps."""
         return {
             "float16_params": int(_number(self.setup_facts, "float16_params")),
-            "direct_steps": int(_number(self.loop, "direct_steps")),
+            "direct_steps": int(
+                _number(self.loop, "direct_steps")
+                + _number(self.loop, "unguarded_steps")
+            ),
         }
 
     def of_episode(self, episode: Episode) -> dict[str, Any]:
@@ -263,6 +268,7 @@ class Observations:
             seen |= place.evidence()
         if self._shown("uncleared") and not self._sometimes():
             seen["uncleared"] = True
+            seen["uncleared_part"] = self.uncleared_part
         look = self.weights
         if look:
             rates = look.get("rates")
@@ -315,6 +321,14 @@ class Observations:
     def _uncleared(self) -> bool:
         enough = _number(self.loop, "looks") >= UNCLEARED_LOOKS
         return enough and self._shown("uncleared")
+
+    @property
+    def uncleared_part(self) -> str:
+        """The part of the model whose gradients are not cleared; empty for all."""
+        names = _names(self.loop, "left")
+        parts = zip(*(name.split(".") for name in names), strict=False)
+        common = takewhile(lambda part: len(set(part)) == 1, parts)
+        return ".".join(part[0] for part in common) or (names[0] if names else "")
 
     def _sometimes(self) -> bool:
         """Gradients were cleared before some of the sampled steps, or between them."""
@@ -391,7 +405,7 @@ def _uncleared(seen: Observations) -> Misuse:
         "gradients are not cleared between steps: backward adds to those of the step "
         "before",
         "one non-finite gradient makes every later step fail",
-        {},
+        {"uncleared_part": seen.uncleared_part},
     )
 
 
@@ -436,7 +450,7 @@ def _cleared(seen: Observations) -> Misuse:
 def _anew(seen: Observations) -> Misuse:
     return Misuse(
         seen.since["scaler"],
-        f"a new scaler was made {seen.scalers - 1} times for the same optimizer",
+        f"a new scaler was made {seen.scalers - 1} times while training went on",
         "each begins at init_scale again: the scale that was found is lost",
         {"scalers": seen.scalers},
     )

@@ -241,8 +241,13 @@ class Recorder:
         """Call `drain` before the file is closed, to record steps in flight."""
         self._before_end = drain
 
-    def trains(self, optimizers: Iterable[Any]) -> None:
-        """Note the optimizers of a scaler's first update, if the file is shared."""
+    def trains(self, optimizers: Iterable[Any], *, resumed: bool = False) -> None:
+        """Note the optimizers of a scaler's first update, if the file is shared.
+
+        Args:
+            optimizers: They may have been stepped by another scaler.
+            resumed: One of them has continued from a checkpoint, the scaler has not.
+        """
 
     def begin_update(self, start: int = 0) -> None:
         """Number an update, if the file is shared.

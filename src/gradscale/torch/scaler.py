@@ -366,13 +366,17 @@ class GradScaler(torch.amp.GradScaler):
         iteration.bring_to(state.used_scale)
         stash = stash_grads(self._params_behind(scaled))
         sources = (self._model, *self._entries.others(()))
+        loop = self._monitor.loop
         try:
+            loop.in_scaled_backward = True
             yield scaled
             iteration.backwards += 1
             found = merge_(stash, scale, state.used_scale, sources)
         except BaseException:
             stash.put_back()
             raise
+        finally:
+            loop.in_scaled_backward = False
         self._loss_scales.note(id, found)
 
     def _params_behind(self, loss: Tensor) -> list[Tensor]:
@@ -683,8 +687,7 @@ class GradScaler(torch.amp.GradScaler):
         if state["stage"] is OptState.STEPPED:
             raise messages.stepped_before()
         if not self._iteration.settled and not self._loaded and can_touch_host():
-            moves = isinstance(self._policy, DynamicScale)
-            self._warn.without_state(optimizer, self._init_scale, moves=moves)
+            self._check_resumed(optimizer)
         entry = step.entry
         if entry is not None and not entry.checked and can_touch_host():
             self._check_float16(step)
@@ -707,6 +710,15 @@ class GradScaler(torch.amp.GradScaler):
         if not torch.compiler.is_compiling():
             step.mark_stepped(self._iteration.backwards)
         return returned
+
+    def _check_resumed(self, optimizer: Any) -> None:
+        """Report an optimizer that has taken steps, before the scaler's first."""
+        moves = isinstance(self._policy, DynamicScale)
+        # Steps of this process were not scaled: the scaler has none before.
+        if not self._monitor.loop.has_stepped(optimizer):
+            self._monitor.resumed |= self._warn.without_state(
+                optimizer, self._init_scale, moves=moves
+            )
 
     def _report_float16_model(self, model: torch.nn.Module) -> None:
         """Report the model's float16 parameters if an optimizer lacks masters."""

@@ -70,6 +70,8 @@ class Monitor:
         recorded: There is a run file or a sink.
         raises_at_floor: Raise `ScaleCollapsed`. If False, steps go on being skipped
             and the finding is recorded.
+        resumed: An optimizer had taken steps before the first of this scaler, whose
+            state was not loaded.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Monitor:
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
         self.recorded = self._run.observed
         self.raises_at_floor = True
+        self.resumed = False
         self.meter = Meter(every if self.recorded else None, kernels=kernels)
         weakref.finalize(self, self.meter.remove_hooks).atexit = False
         self._copies = RowCopies()
@@ -154,7 +157,8 @@ class Monitor:
         recorder = self._run.recorder
         if recorder is not None:
             if not self._windows:
-                recorder.trains(step.owner() for step in steps.values())
+                owners = (step.owner() for step in steps.values())
+                recorder.trains(owners, resumed=self.resumed)
             recorder.begin_update(state.total.start)
         self._windows[self.scaled_losses] += 1
         self.scaled_losses = 0
@@ -275,6 +279,7 @@ class Monitor:
             self._samples.update((s.step, s) for s in self.meter.finish())
             self._judge_rows(self._copies.drain(state), None)
         self._judge_waiting(None)
+        self.loop.flush(self._copies.updates + 1, self._last_scale)
         unused = self._unused_losses()
         if unused:
             data = {"observed": "end", "unused_losses": unused}
