@@ -264,7 +264,8 @@ def test_gradients_that_were_never_cleared_are_reported_at_the_end_of_a_short_ru
         ([], [], 1.0, None),
         (["top"], ["head"], 1.0, False),
         (["top"], ["head"], 0.0, True),
-        ([], ["head"], 0.0, False),
+        (["top"], [], 1.0, True),
+        ([], ["head"], 0.0, None),
     ],
 )
 def test_a_layer_is_flushed_by_a_cast_or_was_0_before_it(

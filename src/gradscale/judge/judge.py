@@ -12,6 +12,7 @@ from gradscale.judge import build
 from gradscale.judge.build import Context, Window, scale_is_blamed
 from gradscale.judge.findings import Finding
 from gradscale.judge.history import (
+    ENDED_AFTER,
     FIRST_STEPS,
     FRESH_STEPS,
     SETTLED_AFTER,
@@ -133,11 +134,13 @@ class Judge:
 
     @property
     def acquits_scale(self) -> bool:
-        """True if the last step was lost and the scale is not the cause."""
+        """True if the last step was lost and the scale may not be the cause."""
         episode = self._episode
         if episode is None or not episode.row:
             return False
-        return episode.loss_row > 0 or not scale_is_blamed(episode)
+        # The first step that does not fit after some that did, at the same scale.
+        doubted = episode.nan > 0 and not (episode.raised or episode.sought)
+        return episode.loss_row > 0 or doubted or not scale_is_blamed(episode)
 
     @property
     def suspected_layer(self) -> str:
@@ -199,11 +202,14 @@ class Judge:
             good = history.good_scale or record.scale
             new = history.at_scale < FRESH_STEPS or record.scale != good
             raised = record.grown or record.scale > good or (new and history.raised)
-            sought = not history.settled or new
+            few = history.at_scale < ENDED_AFTER
+            sought = new or (few and not history.settled)
             self._episode = Episode(record.step, good, headroom, raised, sought)
         episode = self._episode
         history.add(record, lost=True)
         episode.add_lost(record, culprits, headroom)
+        if self._observations.acquits_scale(episode):
+            episode.acquitted = True
         if verdict in _SCALE_SKIPS:
             if is_genuine(episode, settled=history.settled):
                 verdict = Verdict.GENUINE
@@ -368,12 +374,13 @@ class Judge:
         """Report vanishing gradients, once until they are back."""
         history = self._history
         flushed = self._observations.is_flushed(history.layer, record.amax)
+        has_room = history.has_room(record.scale)
+        samples = SUSPECT_LAYER if has_room else VANISHED_LAYER
         vanished = (
             history.lost.length >= VANISHED_SAMPLES
             or history.tiny.length >= VANISHED_STEPS
-            or (flushed is True and history.layer_unused >= SUSPECT_LAYER)
-            or (flushed is True and history.layer_samples >= VANISHED_LAYER)
-            or (flushed is None and history.layer_unused >= VANISHED_LAYER)
+            or (flushed is True and history.layer_samples >= samples)
+            or (flushed is None and history.layer_sinking >= VANISHED_LAYER)
         )
         known = "GS209" in self._reported or not self._observations.uses_float16
         if vanished and not known:
@@ -402,7 +409,10 @@ class Judge:
             enough = ACQUITTED_NAN if seen.nan == seen.times else ACQUITTED_INF
             at_scales = seen.highest > seen.lowest
             whole, rest = divmod(seen.times, enough)
-            if at_scales and not rest and _is_power_of_two(whole):
+            often = at_scales and not rest and _is_power_of_two(whole)
+            located = episode.acquitted and "acquitted" not in self._reported
+            if often or located:
+                self._reported |= {"acquitted"} if located else set()
                 found.append(build.with_headroom(context, episode, seen))
 
     def _check_skip_rate(

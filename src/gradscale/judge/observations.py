@@ -139,8 +139,7 @@ def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
         peak=_number(data, "peak"),
         # Targets, and inputs of the model before any module has run.
         given=tensor == "target"
-        or data.get("given") is True
-        or (tensor == "input" and not module),
+        or data.get("given", tensor == "input" and not module) is True,
         given_peak=_number(data, "given_peak"),
         was_float16=data.get("was_float16") is True,
         gain=_number(data, "gain"),
@@ -236,14 +235,17 @@ class Observations:
     def is_flushed(self, layer: str, amax: float) -> bool | None:
         """Return whether a cast flushes the gradients of a layer; None if unknown.
 
+        One without a cast of its own is behind that of another layer.
+
         Args:
             layer: Its name.
-            amax: The largest gradient of all; if it is 0, a cast of any layer counts.
+            amax: The largest gradient of all; 0 if all are behind such a cast.
         """
         flushed = _names(self.casts, "flushed")
-        if layer in flushed or (flushed and amax == 0.0):
+        reached = layer not in _names(self.casts, "unreached") or amax == 0.0
+        if flushed and (layer in flushed or reached):
             return True
-        return False if layer in _names(self.casts, "unreached") else None
+        return None if reached else False
 
     @property
     def cleared_early(self) -> int:
@@ -285,6 +287,15 @@ class Observations:
             if look.get("buffer"):
                 seen["buffers"] = str(look["buffer"])
         return seen
+
+    def acquits_scale(self, episode: Episode) -> bool:
+        """Return whether a location in an episode has nothing to do with the scale.
+
+        In a step with a finite loss, the forward pass has made a non-finite value.
+        """
+        last = self.last.get(True)
+        observed = last is not None and last.step >= episode.since
+        return observed and last.direction == "forward"
 
     def _place(self, episode: Episode) -> Place | None:
         """Return the first location of an episode, else the last one of its kind."""

@@ -273,13 +273,15 @@ class LoopCheck:
         self._optimizers.add(optimizer)
         if self.stepping or not self.due:
             return
+        states = {} if self._iteration is None else self._iteration.states
+        if id(optimizer) in states:
+            stage = states[id(optimizer)]["stage"]
+            self._counts["unguarded_steps"] += stage is OptState.UNSCALED
+            return
         known = [p for p in _params_of(optimizer) if id(p) in self._after_backward]
         # As the backward pass of the scaled loss has left them.
         if known and self._after_backward[id(known[0])].holds(known[0].grad):
             self._counts["direct_steps"] += 1
-        elif self._iteration is not None and id(optimizer) in self._iteration.states:
-            stage = self._iteration.states[id(optimizer)]["stage"]
-            self._counts["unguarded_steps"] += stage is OptState.UNSCALED
 
     def _watch_accumulation(self, params: Iterable[Tensor]) -> None:
         """Watch for backward passes of losses that were not scaled."""
