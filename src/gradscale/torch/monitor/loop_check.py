@@ -247,15 +247,15 @@ class LoopCheck:
         self._left |= set(map(id, left))
         if left and len(left) < len(params):
             self._left_names = names_of(left, step.name_sources)
-        unscaled = [p for p in params if id(p) in self._unscaled]
-        if self._scaled and any(
-            self._unscaled[id(p)].grad() is p.grad for p in unscaled
-        ):
-            self._foreign = True
         known = [p for p in _some_of(step) if id(p) in self._after_backward]
         marks = [(p.grad, self._after_backward[id(p)]) for p in known]
+        added = [p for p in params if id(p) in self._unscaled]
         if marks and all(grad is None for grad, _ in marks):
             self._cleared = True
+        elif self._scaled and any(
+            self._unscaled[id(p)].grad() is p.grad for p in added
+        ):
+            self._foreign = True
         elif not all(mark.holds(grad) for grad, mark in marks) or _hooked(params):
             self._written(step)
 
