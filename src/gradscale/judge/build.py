@@ -40,6 +40,7 @@ class Context(NamedTuple):
         observations: What was observed beside the steps.
         tensors: The number of gradient tensors of the run; 0 if unknown.
         last_episode: The last episode that has ended.
+        framework: Whose calls the advice names; empty for none.
     """
 
     record: StepRecord
@@ -48,6 +49,7 @@ class Context(NamedTuple):
     observations: Observations
     tensors: int
     last_episode: Episode | None
+    framework: str
 
 
 def calibrated(context: Context) -> Finding:
@@ -395,7 +397,7 @@ def _finding(
         what=_because(what, cause, seen),
         cost=cost,
         evidence=seen,
-        advice=advice_of(cause, seen),
+        advice=advice_of(cause, seen, context.framework),
         more=f"gradscale explain {code}",
         hopeless=hopeless or BY_CODE[code].hopeless,
     )
@@ -473,8 +475,6 @@ def _cost(episode: Episode, *, taken: bool = True) -> str:
     cost = _lost(episode.lost - episode.applied)
     if not (taken or episode.taken):
         cost = f"no step was applied; {cost}"
-    if episode.losses:
-        cost += "; BatchNorm statistics may be contaminated"
     return cost
 
 

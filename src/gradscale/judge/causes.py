@@ -67,9 +67,21 @@ def cause_of(code: str, seen: Evidence) -> Cause:
     return next((cause for cause in rows if cause.when(seen)), UNKNOWN)
 
 
-def advice_of(cause: Cause, seen: Evidence) -> tuple[str, ...]:
-    """Return the remedies that apply, in the order in which to try them."""
-    texts = (each.text.format_map(seen) for each in cause.advice if each.when(seen))
+def advice_of(cause: Cause, seen: Evidence, framework: str = "") -> tuple[str, ...]:
+    """Return the remedies that apply, in the order in which to try them.
+
+    Args:
+        cause: Of the finding.
+        seen: Its evidence.
+        framework: Whose calls are named: a key of `WORDS`; none for another.
+    """
+    # Evidence may have the name of a word: "loss".
+    words = {
+        f"how_{name}": text
+        for name, text in {**NEUTRAL, **WORDS.get(framework, {})}.items()
+    }
+    known = {**seen, **words}
+    texts = (each.text.format_map(known) for each in cause.advice if each.when(seen))
     return tuple(dict.fromkeys(texts))
 
 
@@ -198,19 +210,56 @@ def _fixed(words: str) -> Callable[[Evidence], str]:
 
 # --- Remedies that several causes share -----------------------------------------------
 
-# The judge does not know the framework: what is not common to all is named for each.
-FLOAT32 = (
-    "in float32 (PyTorch: torch.autocast(device, enabled=False); JAX: "
-    "Precision(..., keep=...))."
-)
+# What differs between frameworks. Advice on calls that only PyTorch's scaler observes
+# names them itself.
+NEUTRAL = {
+    "float32": "in float32",
+    "find": "Find the tensors at the next skip.",
+    "guard": "",
+    "settings": "init_scale=2.0**16, growth_interval=2000",
+    "interval": "growth_interval",
+    "clip": "Clip the gradients by their norm, after they are unscaled.",
+    "loss": "Compute the loss in float32.",
+    "scaling": "Check that the loss was multiplied by the scale before the gradients "
+    "were computed",
+}
+WORDS: Mapping[str, Mapping[str, str]] = {
+    "torch": {
+        "float32": "in float32: torch.autocast(device, enabled=False)",
+        "find": "Find the tensors at the next skip: gradscale run, or "
+        "scaler.last.culprits.",
+        "guard": ' GradScaler(guard="raise") of gradscale holds the scale while the '
+        "loss is not finite, and stops a hopeless run.",
+        "clip": "Clip the gradients by their norm: scaler.unscale_(optimizer), then "
+        "clip_grad_norm_.",
+        "loss": "Compute the loss in float32: scaler.scale(loss.float()).",
+        "scaling": "Check that the loss was multiplied by the scale before the "
+        "gradients were computed, scaler.scale(loss).backward()",
+    },
+    "jax": {
+        "float32": "in float32: Precision(..., keep=...)",
+        "find": "Find the tensors at the next skip: params= of the recorder, or "
+        "culprits(last(opt_state), params).",
+        "clip": "Clip the gradients by their norm: optax.clip_by_global_norm.",
+        "scaling": "Check that the loss was multiplied by the scale before the "
+        "gradients were computed, scaled_value_and_grad instead of jax.grad",
+    },
+    "keras": {
+        "float32": 'in float32: dtype="float32" of the layer',
+        "guard": ' gradscale.keras.Monitor(guard="raise") stops a hopeless run.',
+        "settings": "initial_scale=2.0**15, dynamic_growth_steps=2000",
+        "interval": "dynamic_growth_steps",
+        "clip": "Clip the gradients by their norm: global_clipnorm of the inner "
+        "optimizer.",
+    },
+}
 KNOWN_PATTERN = Advice(
     lambda seen: bool(seen.get("place_instead")), "Look at {place_at}. {place_instead}"
 )
 FOR_NOTHING = Advice(
     lambda seen: seen.get("bits", 0.0) >= 1.0,
     "The scale fell from {scale_from} to {scale} for nothing: skip such batches before "
-    'backward. GradScaler(guard="raise") of gradscale\'s PyTorch scaler holds the '
-    "scale while the loss is not finite, and stops a hopeless run.",
+    "backward.{how_guard}",
 )
 CHECKPOINT = Advice(
     lambda seen: "usual_before" in seen,
@@ -226,7 +275,7 @@ APPLIED = Advice(
 )
 IN_FLOAT32 = Advice(
     lambda seen: named(seen) and not (widespread(seen) or located(seen)),
-    f"Run the module of {{culprit}} {FLOAT32}",
+    "Run the module of {culprit} {how_float32}.",
 )
 NEAR_LOSS = Advice(
     lambda seen: everywhere(seen) and not (located(seen) or forward(seen)),
@@ -235,9 +284,7 @@ NEAR_LOSS = Advice(
 )
 FIND_TENSORS = Advice(
     lambda seen: not (named(seen) or located(seen) or forward(seen)),
-    "Find the tensors at the next skip (PyTorch: gradscale run, or "
-    "scaler.last.culprits; JAX: params= of the recorder, or "
-    "culprits(last(opt_state), params)).",
+    "{how_find}",
 )
 
 # --- The table ------------------------------------------------------------------------
@@ -299,7 +346,7 @@ WEIGHTS = Cause(
             lambda seen: seen.get("steps_before", 0) > 0,
             "The scaler skips every step with non-finite gradients, so other code "
             "wrote them: an in-place edit, such as a weight divided by its norm, a "
-            "clamp or a copy under torch.no_grad(), an optimizer stepped without the "
+            "clamp or a copy without gradients, an optimizer stepped without the "
             "scaler, weights kept in float16, a learning rate that is not finite.",
         ),
         Advice(
@@ -387,8 +434,8 @@ SCALE = Cause(
         Advice(
             lambda seen: bool(seen.get("fixed")) and seen["steps"] >= seen["of"],
             "None of the last {of} steps was applied: lower the scale from {scale} by "
-            "2^8, or let the scaler find it: init_scale=2.0**16, "
-            "growth_interval=2000, without setting the scale afterwards.",
+            "2^8, or let the scaler find it: {how_settings}, without setting the scale "
+            "afterwards.",
         ),
         Advice(
             lambda seen: bool(seen.get("fixed")) and seen["steps"] < seen["of"],
@@ -397,13 +444,13 @@ SCALE = Cause(
         Advice(
             lambda seen: bool(seen.get("slow")),
             "The scale fell by {bits:.0f} bits in {steps} skipped steps and still does "
-            "not fit: start at a lower init_scale (2.0**16 is the default), and leave "
-            "backoff_factor at 0.5.",
+            "not fit: start at a lower scale ({how_settings} are the defaults), and "
+            "leave the backoff factor at 0.5.",
         ),
         Advice(
             lambda seen: bool(seen.get("growths")),
             "The scale was raised {growths} times in these steps: a larger "
-            "growth_interval (2000 is the default) raises it less often.",
+            "{how_interval} (2000 is the default) raises it less often.",
         ),
         KNOWN_PATTERN,
         IN_FLOAT32,
@@ -456,8 +503,7 @@ LEARNING_RATE = Cause(
         ),
         Advice(
             always,
-            "Clip the gradients by their norm (PyTorch: scaler.unscale_(optimizer), "
-            "then clip_grad_norm_; JAX: optax.clip_by_global_norm).",
+            "{how_clip}",
         ),
     ),
 )
@@ -532,8 +578,8 @@ FORWARD = Cause(
         Advice(
             lambda seen: _kind("inf")(seen) and not _input_is_bad(seen),
             "Look at {place_at}, whose output is the first that is infinite: a log or "
-            "a division near 0, a sum or product above 65504. Compute it in float32: "
-            "torch.autocast(device, enabled=False).",
+            "a division near 0, a sum or product above 65504. Compute it "
+            "{how_float32}.",
         ),
         APPLIED,
         FOR_NOTHING,
@@ -563,8 +609,7 @@ LOSS_VALUE = Cause(
     (
         Advice(
             lambda seen: seen.get("loss") != "nan",
-            "Compute the loss in float32, and as a mean instead of a sum: "
-            "loss_function(output.float(), target).",
+            "Compute the loss in float32, and as a mean instead of a sum.",
         ),
         Advice(
             lambda seen: seen.get("loss") != "inf",
@@ -590,7 +635,7 @@ BACKWARD = Cause(
         Advice(
             _kind("inf"),
             "Look at {place_at}, whose gradient is the first that is infinite: compute "
-            "it in float32: torch.autocast(device, enabled=False).",
+            "it {how_float32}.",
         ),
         FOR_NOTHING,
     ),
@@ -759,7 +804,7 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         "loss-overflow",
         Advice(
             lambda seen: not seen.get("above_float32"),
-            "Compute the loss in float32: scaler.scale(loss.float()).",
+            "{how_loss}",
         ),
         Advice(
             lambda seen: bool(seen.get("above_float32")),
@@ -777,10 +822,7 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         "scale-too-low",
         Advice(
             lambda seen: bool(seen.get("perhaps_unscaled")),
-            "Check that the loss was multiplied by the scale before the gradients were "
-            "computed (PyTorch: scaler.scale(loss).backward(); JAX: "
-            "scaled_value_and_grad instead of jax.grad): otherwise they are {scale} "
-            "times too small.",
+            "{how_scaling}: otherwise they are {scale} times too small.",
         ),
         Advice(
             lambda seen: seen.get("headroom_bits", 0.0) >= 4.0,

@@ -98,13 +98,16 @@ class Judge:
 
     Args:
         tensors: The number of gradient tensors of the run; 0 if unknown.
+        framework: Whose calls the advice names: "torch", "jax", "keras"; empty for
+            none.
 
     Attributes:
         tensors: As given; may be set once it is known.
     """
 
-    def __init__(self, *, tensors: int = 0) -> None:
+    def __init__(self, *, tensors: int = 0, framework: str = "") -> None:
         self.tensors = tensors
+        self._framework = framework
         self._history = History()
         self._trend = Trend()
         self._observations = Observations()
@@ -290,6 +293,7 @@ class Judge:
             self._observations,
             self.tensors,
             self._last_episode,
+            self._framework,
         )
 
     def _check_lost(
