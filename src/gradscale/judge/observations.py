@@ -294,8 +294,9 @@ class Observations:
         In a step with a finite loss, the forward pass has made a non-finite value.
         """
         last = self.last.get(True)
-        observed = last is not None and last.step >= episode.since
-        return observed and last.direction == "forward"
+        if last is None or last.step < episode.since:
+            return False
+        return last.direction == "forward"
 
     def _place(self, episode: Episode) -> Place | None:
         """Return the first location of an episode, else the last one of its kind."""
