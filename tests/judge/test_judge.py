@@ -373,6 +373,32 @@ def test_a_wrong_use_observed_after_the_last_step_is_reported_at_the_end():
     assert [(f.code, f.step) for f in judge.end()] == [("GS123", 20)]
 
 
+FORWARD = {
+    "found": True,
+    "direction": "forward",
+    "module": "in",
+    "tensor": "output",
+    "kind": "inf",
+    "loss_finite": True,
+    "peak": 1e6,
+    "given_peak": 1e6,
+}
+
+
+@pytest.mark.parametrize(
+    ("direction", "found"), [("forward", ("GS211",)), ("backward", ())]
+)
+def test_a_value_that_the_forward_pass_made_acquits_the_scale(direction, found):
+    bad = GOOD._replace(applied=False, finite=False, nan=True, amax=math.nan)
+    good = GOOD._replace(amax=2.0**15)
+    judge = Judge()
+    judge.observe(21, {**FORWARD, "direction": direction})
+    findings = findings_of(renumbered([*[good] * 20, bad, *[good] * 5]), judge)
+    assert codes(findings) == found
+    assert all(f.cause == "input-range" for f in findings)
+    assert all("the scale is not the cause" in f.what for f in findings)
+
+
 # --- Any record -----------------------------------------------------------------------
 
 
