@@ -345,7 +345,8 @@ class LoopCheck:
         self._after_backward, self._added, self._unused = {}, {}, []
         self._raw = {}
         self.in_scaled_backward = False
-        self._watch_accumulation(params if self.due else ())
+        # Not in every 64th: 85 us for 8 parameters.
+        self._watch_accumulation(params if update in FIRST else ())
         if self.due:
             self._after_step = _marks(params)
 
