@@ -53,6 +53,8 @@ GENUINE_SCALE = 2.0**-8
 # Short episodes with headroom before the scale is acquitted: with NaN, or infinity.
 ACQUITTED_NAN = 3
 ACQUITTED_INF = 5
+# Bits of headroom with which a NaN may have another cause than the scale.
+DOUBT_BITS = 2.0
 # Skips of a calibration that is too long: 2^16 becomes 2^-34 in as many halvings.
 LONG_CALIBRATION = 50
 # log2 of a scale so low, and bits by which gradients are so much larger than the loss,
@@ -141,8 +143,9 @@ class Judge:
         episode = self._episode
         if episode is None or not episode.row:
             return False
-        # The first step that does not fit after some that did, at the same scale.
-        doubted = episode.nan > 0 and not (episode.raised or episode.sought)
+        # A NaN after steps that fit, at the same scale and not at its limit.
+        room = episode.headroom is not None and episode.headroom >= DOUBT_BITS
+        doubted = episode.nan > 0 and room and not (episode.raised or episode.sought)
         return episode.loss_row > 0 or doubted or not scale_is_blamed(episode)
 
     @property

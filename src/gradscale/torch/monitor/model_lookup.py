@@ -134,7 +134,10 @@ def variable_name(value: object) -> str:
     while frame is not None:
         if not frame.f_code.co_filename.startswith(LIBRARIES):
             owner = frame.f_locals.get("self")
-            attributes = getattr(owner, "__dict__", {})
+            attributes = {}
+            if type(owner).__dictoffset__:
+                # Runs no code of the object.
+                attributes = object.__getattribute__(owner, "__dict__")
             for scope in (frame.f_locals, attributes, frame.f_globals):
                 for name, each in list(scope.items()):
                     if each is value:
