@@ -58,7 +58,7 @@ class JudgedRun:
         self._run = run
         self._records = Records(None if bounds is None else bounds.floor)
         self._judge = Judge(
-            tensors=tensors_in(run, meta), framework=str(meta.get("framework", ""))
+            tensors=tensors_in(run, meta), framework=meta.get("framework", "")
         )
         self._events: list[EventRow] = []
         self._last_event = 0

@@ -122,8 +122,11 @@ class LoopCheck:
         self._compared: set[int] = set()
         # Parameters whose gradients were not cleared before some sampled update.
         self._left: set[int] = set()
-        # Their names, if those of others were cleared.
+        # Their names in this update, the gradients compared in it, and the names in the
+        # last one in which some were cleared and others not.
         self._left_names: list[str] = []
+        self._gradients = 0
+        self._uncleared_names: list[str] = []
         # Gradients of the sampled update before.
         self._looked: dict[int, _Mark] = {}
         # The norm at the end of the last scaled backward, by optimizer.
@@ -245,8 +248,9 @@ class LoopCheck:
         left = [param for param in params if self._is_left(param)]
         self._left_over = self._left_over or bool(left)
         self._left |= set(map(id, left))
-        if left and len(left) < len(params):
-            self._left_names = names_of(left, step.name_sources)
+        if left:
+            self._left_names += names_of(left, step.name_sources)
+        self._gradients += len(params)
         known = [p for p in _some_of(step) if id(p) in self._after_backward]
         marks = [(p.grad, self._after_backward[id(p)]) for p in known]
         added = [p for p in params if id(p) in self._unscaled]
@@ -342,6 +346,7 @@ class LoopCheck:
         self._scaled = self._backwards = 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared.clear()
+        self._left_names, self._gradients = [], 0
         self._after_backward, self._added, self._unused = {}, {}, []
         self._raw = {}
         self.in_scaled_backward = False
@@ -374,8 +379,10 @@ class LoopCheck:
         """Report the counts, if any of them tells of a fault."""
         counts = self._counts
         data: dict[str, Any] = {"observed": "loop", **counts, "scale": scale}
-        if self._left_names:
-            data["left"] = self._left_names
+        if 0 < len(self._left_names) < self._gradients:
+            self._uncleared_names = self._left_names
+        if self._uncleared_names:
+            data["left"] = self._uncleared_names
         if len(self._norms) >= ENOUGH:
             data |= {
                 "norm": self._norms[-1],
