@@ -81,7 +81,7 @@ def test_an_input_that_another_module_has_computed_is_not_of_the_batch():
     first, model = nn.Linear(2, 2), nn.Linear(2, 1)
 
     def loss():
-        return model(first(torch.ones(1, 2)) * torch.inf).sum()
+        return model(first(torch.ones(1, 2)) * torch.nan).sum()
 
     location = watched(model, loss)
     assert (location.tensor, location.given) == ("input", False)
