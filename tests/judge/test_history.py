@@ -88,10 +88,11 @@ def test_the_sizes_of_first_and_last_gradients_are_those_without_the_scale():
 @pytest.mark.parametrize(
     ("amax", "samples"), [(2.0**7, 3), (2.0**9, 0)], ids=["9 bits", "7 bits"]
 )
-def test_a_layer_counts_as_lost_while_eight_bits_are_unused(amax, samples):
-    lost = GOOD._replace(amax=amax, lost=0.0, lost_layer="head")
+def test_samples_of_a_lost_layer_count_by_whether_eight_bits_are_unused(amax, samples):
+    lost = GOOD._replace(amax=amax, lost=0.1, lost_layer="head")
     first = GOOD._replace(amax=amax)
-    assert history_of([first, *[lost] * 3]).layer_samples == samples
+    history = history_of([first, *[lost] * 3])
+    assert (history.layer_samples, history.layer_sinking) == (3, samples)
 
 
 def test_a_layer_of_another_name_begins_its_own_count():

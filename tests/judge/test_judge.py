@@ -327,14 +327,12 @@ def test_a_finding_prints_what_where_since_cost_advice_and_the_command():
         "  seen   NaN gradients; 9 of 9 steps lost; S fell by 8 bits from 2^16 to "
         "2^8; 2 bits below 65504; 1 of 211 tensors not finite, first a.weight\n"
         "  cost   no step was applied; 9 batches lost\n"
-        "  try 1  Run the module of a.weight in float32 (PyTorch: "
-        "torch.autocast(device, enabled=False); JAX: Precision(..., keep=...)).\n"
+        "  try 1  Run the module of a.weight in float32.\n"
         "  try 2  NaN gradients of a finite loss come from an undefined derivative: a "
         "root, a norm or a power at 0, 0/0, a mask of infinity. Keep the argument away "
         "from 0 before the operation, not after it.\n"
         "  try 3  The scale fell from 2^16 to 2^8 for nothing: skip such batches "
-        'before backward. GradScaler(guard="raise") of gradscale\'s PyTorch scaler '
-        "holds the scale while the loss is not finite, and stops a hopeless run.\n"
+        "before backward.\n"
         "  more   gradscale explain GS208"
     )
 
@@ -373,6 +371,32 @@ def test_a_wrong_use_observed_after_the_last_step_is_reported_at_the_end():
     judge.observe(21, {"observed": "end", "unused_losses": 4})
     assert [judge.see(r).findings for r in renumbered([GOOD] * 20)] == [()] * 20
     assert [(f.code, f.step) for f in judge.end()] == [("GS123", 20)]
+
+
+FORWARD = {
+    "found": True,
+    "direction": "forward",
+    "module": "in",
+    "tensor": "output",
+    "kind": "inf",
+    "loss_finite": True,
+    "peak": 1e6,
+    "given_peak": 1e6,
+}
+
+
+@pytest.mark.parametrize(
+    ("direction", "found"), [("forward", ("GS211",)), ("backward", ())]
+)
+def test_a_value_that_the_forward_pass_made_acquits_the_scale(direction, found):
+    bad = GOOD._replace(applied=False, finite=False, nan=True, amax=math.nan)
+    good = GOOD._replace(amax=2.0**15)
+    judge = Judge()
+    judge.observe(21, {**FORWARD, "direction": direction})
+    findings = findings_of(renumbered([*[good] * 20, bad, *[good] * 5]), judge)
+    assert codes(findings) == found
+    assert all(f.cause == "input-range" for f in findings)
+    assert all("the scale is not the cause" in f.what for f in findings)
 
 
 # --- Any record -----------------------------------------------------------------------

@@ -257,15 +257,22 @@ def test_gradients_that_were_never_cleared_are_reported_at_the_end_of_a_short_ru
 
 
 @pytest.mark.parametrize(
-    ("casts", "flushed"),
+    ("flushed", "unreached", "amax", "is_flushed"),
     [
-        ({"flushed": ["head"], "unreached": []}, True),
-        ({"flushed": [], "unreached": ["head"]}, False),
-        ({"flushed": [], "unreached": []}, None),
+        (["head"], [], 1.0, True),
+        ([], ["head"], 1.0, False),
+        ([], [], 1.0, None),
+        (["top"], ["head"], 1.0, False),
+        (["top"], ["head"], 0.0, True),
+        (["top"], [], 1.0, True),
+        ([], ["head"], 0.0, None),
     ],
 )
-def test_a_layer_is_flushed_by_a_cast_or_was_0_before_it(casts, flushed):
-    assert observed({"observed": "casts", **casts}).is_flushed("head") is flushed
+def test_a_layer_is_flushed_by_a_cast_or_was_0_before_it(
+    flushed, unreached, amax, is_flushed
+):
+    casts = {"observed": "casts", "flushed": flushed, "unreached": unreached}
+    assert observed(casts).is_flushed("head", amax) is is_flushed
 
 
 def test_a_target_is_of_the_batch():

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from gradscale import StepRecord, __version__
+from gradscale.diagnosis import diagnose_run
 from gradscale.judge.judge import Judge
 from gradscale.recording import recorded_run
 from gradscale.recording.process import Process
@@ -73,6 +74,23 @@ def test_culprits_peaks_and_samples_reach_the_file(tmp_path):
         assert [event.where for event in file.events()] == ["a"]
         assert file.peaks(1)["b"] == 1.0
         assert [row.tensor for row in file.samples()] == ["a"]
+
+
+def test_the_file_names_the_framework_and_the_advice_its_calls(tmp_path):
+    recorder = Recorder(tmp_path / "run.gs")
+    run = RecordedRun(recorder=recorder, versions={"jax": "1"}, quiet=True)
+    for step in range(1, 21):
+        nan = {"applied": False, "finite": False, "nan": True}
+        record = healthy(step)._replace(scale=2.0**-step, amax=math.nan, **nan)
+        findings = run.record_step(record, ["a"]).findings
+        if findings:
+            break
+    run.close()
+    with open_run(tmp_path / "run.gs") as file:
+        assert file.meta["framework"] == "jax"
+        diagnosis = diagnose_run(file)
+    assert "Precision(..., keep=...)" in findings[0].text()
+    assert [f.text() for f in diagnosis.findings] == [f.text() for f in findings]
 
 
 def test_the_judgement_is_that_of_a_judge():

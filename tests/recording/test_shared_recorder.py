@@ -54,6 +54,24 @@ def make(tmp_path):
     files.close()
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_scaler_that_begins_anew_for_a_resumed_optimizer_says_so(
+    make, tmp_path, resumed
+):
+    class Optimizer:
+        pass
+
+    scaler, read = make
+    scaler(8.0).update()
+    second = scaler(32.0)
+    second.update()
+    second.recorder.trains([Optimizer()], resumed=resumed)
+    read()
+    with open_run(tmp_path / "run.gs") as run:
+        [event] = run.events()
+    assert (event.code, event.data["same_optimizer"]) == ("GS118", resumed)
+
+
 def test_rows_that_arrive_late_are_written_in_the_order_of_updates(make):
     scaler, read = make
     first, second = scaler(8.0), scaler(32.0)

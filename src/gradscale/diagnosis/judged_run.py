@@ -57,7 +57,9 @@ class JudgedRun:
         bounds = bounds_of(meta)
         self._run = run
         self._records = Records(None if bounds is None else bounds.floor)
-        self._judge = Judge(tensors=tensors_in(run, meta))
+        self._judge = Judge(
+            tensors=tensors_in(run, meta), framework=meta.get("framework", "")
+        )
         self._events: list[EventRow] = []
         self._last_event = 0
         self._sampled: set[int] = set()

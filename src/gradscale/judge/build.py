@@ -40,6 +40,7 @@ class Context(NamedTuple):
         observations: What was observed beside the steps.
         tensors: The number of gradient tensors of the run; 0 if unknown.
         last_episode: The last episode that has ended.
+        framework: Whose calls the advice names; empty for none.
     """
 
     record: StepRecord
@@ -48,6 +49,7 @@ class Context(NamedTuple):
     observations: Observations
     tensors: int
     last_episode: Episode | None
+    framework: str
 
 
 def calibrated(context: Context) -> Finding:
@@ -183,11 +185,14 @@ def with_headroom(context: Context, episode: Episode, found: Scattered) -> Findi
     }
     kind = "NaN" if found.nan == found.times else "NaN or infinite"
     kind = kind if found.nan else "infinite"
+    spare = found.headroom is not None and found.headroom >= NEAR_BITS
+    room = f" with {found.headroom:.0f} bits of headroom" if spare else ""
     what = (
-        f"gradients were {kind} in {found.lost} steps with "
-        f"{seen['headroom_bits']:.0f} bits of headroom: the scale is not the cause"
+        f"gradients were {kind} in {counted(found.lost, 'step')}{room}: the scale is "
+        "not the cause"
     )
     cost = f"{_lost(found.lost)}; S fell by {seen['bits']:.0f} bits for nothing"
+    seen = {name: value for name, value in seen.items() if value is not None}
     return _finding("GS211", context, found.since, what, cost, seen)
 
 
@@ -289,8 +294,8 @@ def underflow(context: Context) -> Finding:
     )
     if history.layer:
         seen["layer"] = history.layer
-    flushed = context.observations.is_flushed(history.layer)
-    if history.layer_samples >= VANISHED_LAYER or flushed:
+    flushed = context.observations.is_flushed(history.layer, record.amax)
+    if history.layer and (flushed or history.layer_sinking >= VANISHED_LAYER):
         run = Streak(history.layer_samples, history.layer_since)
         what = f"all gradients of {history.layer} are 0 or lost at S = {scale}"
     elif record.lost is not None and history.lost.length:
@@ -357,6 +362,8 @@ def scale_is_blamed(episode: Episode) -> bool:
     """
     # Not acquitted where the gradients were not read.
     headroom = episode.headroom
+    if episode.acquitted:
+        return False
     if episode.raised or headroom is None or headroom < NEAR_BITS:
         return True
     return episode.sought and headroom < SPARED_BITS
@@ -390,7 +397,7 @@ def _finding(
         what=_because(what, cause, seen),
         cost=cost,
         evidence=seen,
-        advice=advice_of(cause, seen),
+        advice=advice_of(cause, seen, context.framework),
         more=f"gradscale explain {code}",
         hopeless=hopeless or BY_CODE[code].hopeless,
     )
@@ -468,8 +475,6 @@ def _cost(episode: Episode, *, taken: bool = True) -> str:
     cost = _lost(episode.lost - episode.applied)
     if not (taken or episode.taken):
         cost = f"no step was applied; {cost}"
-    if episode.losses:
-        cost += "; BatchNorm statistics may be contaminated"
     return cost
 
 

@@ -690,11 +690,11 @@ for batch in batches:
         name="backward-of-unscaled-loss",
         summary="backward() runs on a loss that was not scaled",
         meaning=(
-            "In most of the sampled steps scale() was called, and the gradients came "
-            "from the backward pass of another tensor than the one it returned, or of "
-            "one more loss that was not scaled or was scaled by another scaler. step() "
-            "divides them by the scale all the same. In the first step it is a "
-            "warning, with guard='raise' an error."
+            "In most of the sampled steps scale() was called, and gradients came from "
+            "the backward pass of another tensor than the one it returned: all of "
+            "them, or those of one loss of several, which was not scaled or was scaled "
+            "by another scaler. step() divides them by the scale all the same. In the "
+            "first step it is a warning, with guard='raise' an error."
         ),
         why=(
             "The gradients underflow as without a scaler, and updates are smaller than "
@@ -728,7 +728,8 @@ for batch in batches:
         meaning=(
             "In a sampled step of a recorded run, an optimizer stepped without the "
             "scaler while its gradients were as backward of the scaled loss had left "
-            "them."
+            "them. A direct step after unscale_() is named only if a weight is not "
+            "finite since (GS207)."
         ),
         why=(
             "The update is larger than intended by the factor of the scale, and "
@@ -817,10 +818,11 @@ for batch in batches:
     Entry(
         code="GS118",
         name="scaler-made-anew",
-        summary="A new scaler is made again and again for the same optimizer",
+        summary="A new scaler is made again and again while training goes on",
         meaning=(
-            "One optimizer was stepped by three scalers or more in one process, for "
-            "instance by one for each epoch."
+            "Three scalers or more were made in one process, for instance one for each "
+            "epoch, while the optimizer stayed the same or went on from its saved "
+            "state."
         ),
         why=(
             "Each starts at init_scale: the scale that was found is lost, and the "
@@ -1448,8 +1450,9 @@ for batch in batches:
             "A fifth of the gradient elements or more, in two samples, were too small "
             "for float16 at this scale; or for a hundred steps every gradient was "
             "below 2^-14, the smallest normal float16; or, in four samples, the same "
-            "layer lost its gradients although 8 bits of headroom were unused. The "
-            "evidence then has the layer."
+            "layer lost its gradients although 8 bits of headroom were unused, or "
+            "because a cast to float16 flushes them to 0. The evidence then has the "
+            "layer."
         ),
         why=(
             "Values below 2^-25 round to 0 in float16. The steps are applied and look "
@@ -1532,7 +1535,9 @@ for batch in 5 * batches:
         meaning=(
             "There were several short episodes of non-finite gradients, at different "
             "scales: three if all had NaN, else five. Before each, the gradients were "
-            "six bits or more below 65504, and the scale had not just been raised."
+            "six bits or more below 65504, and the scale had not just been raised. One "
+            "is enough where the forward pass made a non-finite value, which the loss "
+            "does not show."
         ),
         why=(
             "Every one of them lowers the scale, and none needs it: batches are lost, "

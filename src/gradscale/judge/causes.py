@@ -26,16 +26,22 @@ DIVERGED_FAR = 64.0
 LARGE_GAIN = 8.0
 
 
+def always(seen: Evidence) -> bool:
+    """The advice needs no evidence."""
+    return True
+
+
 class Advice(NamedTuple):
     """One remedy, and the evidence that it requires.
 
     Attributes:
+        text: A sentence; names in braces are filled in from the evidence, and from
+            `WORDS` after "how_".
         when: Returns whether it applies to the evidence.
-        text: A sentence; names in braces are filled in from the evidence.
     """
 
-    when: Callable[[Evidence], bool]
     text: str
+    when: Callable[[Evidence], bool] = always
 
 
 class Cause(NamedTuple):
@@ -67,18 +73,25 @@ def cause_of(code: str, seen: Evidence) -> Cause:
     return next((cause for cause in rows if cause.when(seen)), UNKNOWN)
 
 
-def advice_of(cause: Cause, seen: Evidence) -> tuple[str, ...]:
-    """Return the remedies that apply, in the order in which to try them."""
-    texts = (each.text.format_map(seen) for each in cause.advice if each.when(seen))
+def advice_of(cause: Cause, seen: Evidence, framework: str = "") -> tuple[str, ...]:
+    """Return the remedies that apply, in the order in which to try them.
+
+    Args:
+        cause: Of the finding.
+        seen: Its evidence.
+        framework: Whose calls are named: a key of `WORDS`; none for another.
+    """
+    # Evidence may have the name of a word: "loss".
+    words = {
+        f"how_{name}": text
+        for name, text in {**NEUTRAL, **WORDS.get(framework, {})}.items()
+    }
+    known = {**seen, **words}
+    texts = (each.text.format_map(known) for each in cause.advice if each.when(seen))
     return tuple(dict.fromkeys(texts))
 
 
 # --- Evidence -------------------------------------------------------------------------
-
-
-def always(seen: Evidence) -> bool:
-    """The advice needs no evidence."""
-    return True
 
 
 def forward(seen: Evidence) -> bool:
@@ -159,7 +172,8 @@ def _input_is_bad(seen: Evidence) -> bool:
 
 def _input_is_large(seen: Evidence) -> bool:
     """A finite input was beyond the float16 range."""
-    large = forward(seen) and seen.get("place_peak", 0.0) > LARGEST
+    in_forward = seen.get("place_direction") == "forward"
+    large = in_forward and seen.get("place_peak", 0.0) > LARGEST
     # Large weights make large activations of any input.
     return large and not weights_grown(seen)
 
@@ -197,46 +211,80 @@ def _fixed(words: str) -> Callable[[Evidence], str]:
 
 # --- Remedies that several causes share -----------------------------------------------
 
-# The judge does not know the framework: what is not common to all is named for each.
-FLOAT32 = (
-    "in float32 (PyTorch: torch.autocast(device, enabled=False); JAX: "
-    "Precision(..., keep=...))."
-)
+# What differs between frameworks. Advice on calls that only PyTorch's scaler observes
+# names them itself.
+NEUTRAL = {
+    "float32": "in float32",
+    "find": "Find the tensors at the next skip.",
+    "guard": "",
+    "settings": "init_scale=2.0**16, growth_interval=2000",
+    "interval": "growth_interval",
+    "clip": "Clip the gradients by their norm, after they are unscaled.",
+    "loss": "Compute the loss in float32.",
+    "scaling": "Check that the loss was multiplied by the scale before the gradients "
+    "were computed",
+}
+WORDS: Mapping[str, Mapping[str, str]] = {
+    "torch": {
+        "float32": "in float32: torch.autocast(device, enabled=False)",
+        "find": "Find the tensors at the next skip: gradscale run, or "
+        "scaler.last.culprits.",
+        "guard": ' GradScaler(guard="raise") of gradscale holds the scale while the '
+        "loss is not finite, and stops a hopeless run.",
+        "clip": "Clip the gradients by their norm: scaler.unscale_(optimizer), then "
+        "clip_grad_norm_.",
+        "loss": "Compute the loss in float32: scaler.scale(loss.float()).",
+        "scaling": "Check that the loss was multiplied by the scale before the "
+        "gradients were computed, scaler.scale(loss).backward()",
+    },
+    "jax": {
+        "float32": "in float32: Precision(..., keep=...)",
+        "find": "Find the tensors at the next skip: params= of the recorder, or "
+        "culprits(last(opt_state), params).",
+        "clip": "Clip the gradients by their norm: optax.clip_by_global_norm.",
+        "scaling": "Check that the loss was multiplied by the scale before the "
+        "gradients were computed, scaled_value_and_grad instead of jax.grad",
+    },
+    "keras": {
+        "float32": 'in float32: dtype="float32" of the layer',
+        "guard": ' gradscale.keras.Monitor(guard="raise") stops a hopeless run.',
+        "settings": "initial_scale=2.0**15, dynamic_growth_steps=2000",
+        "interval": "dynamic_growth_steps",
+        "clip": "Clip the gradients by their norm: global_clipnorm of the inner "
+        "optimizer.",
+    },
+}
 KNOWN_PATTERN = Advice(
-    lambda seen: bool(seen.get("place_instead")), "Look at {place_at}. {place_instead}"
+    "Look at {place_at}. {place_instead}", lambda seen: bool(seen.get("place_instead"))
 )
 FOR_NOTHING = Advice(
-    lambda seen: seen.get("bits", 0.0) >= 1.0,
     "The scale fell from {scale_from} to {scale} for nothing: skip such batches before "
-    'backward. GradScaler(guard="raise") of gradscale\'s PyTorch scaler holds the '
-    "scale while the loss is not finite, and stops a hopeless run.",
+    "backward.{how_guard}",
+    lambda seen: seen.get("bits", 0.0) >= 1.0,
 )
 CHECKPOINT = Advice(
-    lambda seen: "usual_before" in seen,
     "Load a checkpoint from before step {usual_before} and continue with a lower "
     "learning rate.",
+    lambda seen: "usual_before" in seen,
 )
 APPLIED = Advice(
-    lambda seen: seen.get("applied", 0) > 0,
     "Gradients were finite and {applied} of {steps} steps were applied. Compute the "
     "loss in float32 and compare it with the one before step {since}: if it rose, load "
     "a checkpoint from before that step. Logs, schedules and early stopping that use "
     "the loss get a meaningless number.",
+    lambda seen: seen.get("applied", 0) > 0,
 )
 IN_FLOAT32 = Advice(
+    "Run the module of {culprit} {how_float32}.",
     lambda seen: named(seen) and not (widespread(seen) or located(seen)),
-    f"Run the module of {{culprit}} {FLOAT32}",
 )
 NEAR_LOSS = Advice(
-    lambda seen: everywhere(seen) and not (located(seen) or forward(seen)),
     "All {tensors} tensors are hit, so the cause is where backward begins: the loss "
     "function or the last layers. Compute those in float32.",
+    lambda seen: everywhere(seen) and not (located(seen) or forward(seen)),
 )
 FIND_TENSORS = Advice(
-    lambda seen: not (named(seen) or located(seen) or forward(seen)),
-    "Find the tensors at the next skip (PyTorch: gradscale run, or "
-    "scaler.last.culprits; JAX: params= of the recorder, or "
-    "culprits(last(opt_state), params)).",
+    "{how_find}", lambda seen: not (named(seen) or located(seen) or forward(seen))
 )
 
 # --- The table ------------------------------------------------------------------------
@@ -245,12 +293,11 @@ NEVER_CLEARED = Cause(
     "never-zeroed",
     lambda seen: bool(seen.get("uncleared")) and not forward(seen),
     "gradients are not cleared between steps, so a non-finite one stays",
-    _fixed("the training loop"),
+    lambda seen: str(seen.get("uncleared_part") or "the training loop"),
     (
         Advice(
-            always,
             "Call optimizer.zero_grad() before every backward pass, or after every "
-            "step: backward adds to the gradients that are there.",
+            "step: backward adds to the gradients that are there."
         ),
     ),
 )
@@ -261,11 +308,10 @@ STEPPED_DIRECTLY = Cause(
     _fixed("the training loop"),
     (
         Advice(
-            always,
             "Call scaler.step(optimizer) instead of optimizer.step(): it unscales the "
-            "gradients and skips the step if they are not finite.",
+            "gradients and skips the step if they are not finite."
         ),
-        Advice(always, "Load a checkpoint from before step {since}."),
+        Advice("Load a checkpoint from before step {since}."),
     ),
 )
 FLOAT16_WEIGHTS = Cause(
@@ -275,12 +321,11 @@ FLOAT16_WEIGHTS = Cause(
     _culprit,
     (
         Advice(
-            always,
             "Use an optimizer with float32 master weights: from gradscale.torch.optim "
             "import AdamW, or gradscale.torch.master_weights(optimizer). Or keep the "
-            "weights in float32 and compute under torch.autocast.",
+            "weights in float32 and compute under torch.autocast."
         ),
-        Advice(always, "Load a checkpoint from before step {since}."),
+        Advice("Load a checkpoint from before step {since}."),
     ),
 )
 WEIGHTS = Cause(
@@ -290,21 +335,20 @@ WEIGHTS = Cause(
     lambda seen: _culprit(seen) or str(seen["weight"]),
     (
         Advice(
-            always,
             "Load a checkpoint from before step {since}: no scale and no batch "
-            "restores these weights.",
+            "restores these weights."
         ),
         Advice(
-            lambda seen: seen.get("steps_before", 0) > 0,
             "The scaler skips every step with non-finite gradients, so other code "
             "wrote them: an in-place edit, such as a weight divided by its norm, a "
-            "clamp or a copy under torch.no_grad(), an optimizer stepped without the "
+            "clamp or a copy without gradients, an optimizer stepped without the "
             "scaler, weights kept in float16, a learning rate that is not finite.",
+            lambda seen: seen.get("steps_before", 0) > 0,
         ),
         Advice(
-            lambda seen: seen.get("steps_before") == 0,
             "They were not finite before the first step: check how they are "
             "initialised or loaded.",
+            lambda seen: seen.get("steps_before") == 0,
         ),
     ),
 )
@@ -315,14 +359,12 @@ BUFFERS = Cause(
     lambda seen: str(seen["buffers"]),
     (
         Advice(
-            always,
             "Reset {buffers}, or load a checkpoint from before step {since}: a running "
-            "statistic keeps a NaN for good.",
+            "statistic keeps a NaN for good."
         ),
         Advice(
-            always,
             "A forward pass in training mode updates running statistics even if the "
-            "step is skipped: find the batch of step {since}.",
+            "step is skipped: find the batch of step {since}."
         ),
     ),
 )
@@ -333,9 +375,8 @@ BATCH = Cause(
     _fixed("the batch"),
     (
         Advice(
-            always,
             "The batch of step {place_step} contains {place_word} before the forward "
-            "pass ({place}): check the data of that step and its preprocessing.",
+            "pass ({place}): check the data of that step and its preprocessing."
         ),
         FOR_NOTHING,
     ),
@@ -347,9 +388,8 @@ CAST = Cause(
     _fixed("the batch"),
     (
         Advice(
-            always,
             "Normalise the data of step {place_step} before they become float16, or "
-            "keep them in float32: {place}, and all finite values are float16 values.",
+            "keep them in float32: {place}, and all finite values are float16 values."
         ),
         FOR_NOTHING,
     ),
@@ -358,12 +398,15 @@ INPUT_RANGE = Cause(
     "input-range",
     _input_is_large,
     "inputs of up to {place_peak:.3g} are beyond 65504, the largest float16",
-    lambda seen: str(seen.get("place_module", "")) or "the batch",
+    lambda seen: (
+        "the batch"
+        if seen.get("place_given_peak", 0.0) > LARGEST
+        else _module(seen) or "the batch"
+    ),
     (
         Advice(
-            always,
             "Normalise the data: a value of {place_peak:.3g} becomes infinite when it "
-            "is cast to float16. Or compute {place_at} in float32.",
+            "is cast to float16. Or compute {place_at} in float32."
         ),
     ),
 )
@@ -375,39 +418,39 @@ SCALE = Cause(
     lambda seen: str(seen.get("place_module") or seen.get("culprit", "")),
     (
         Advice(
-            lambda seen: bool(seen.get("at_floor")),
             "S = {scale} is the lowest the policy allows, so it cannot back off. Lower "
             "min_scale, or keep the module that overflows in float32.",
+            lambda seen: bool(seen.get("at_floor")),
         ),
         Advice(
-            lambda seen: bool(seen.get("fixed")) and seen["steps"] >= seen["of"],
             "None of the last {of} steps was applied: lower the scale from {scale} by "
-            "2^8, or let the scaler find it: init_scale=2.0**16, "
-            "growth_interval=2000, without setting the scale afterwards.",
+            "2^8, or let the scaler find it: {how_settings}, without setting the scale "
+            "afterwards.",
+            lambda seen: bool(seen.get("fixed")) and seen["steps"] >= seen["of"],
         ),
         Advice(
-            lambda seen: bool(seen.get("fixed")) and seen["steps"] < seen["of"],
             "Some steps fit: lower the scale from {scale} by a factor of 2 to 16.",
+            lambda seen: bool(seen.get("fixed")) and seen["steps"] < seen["of"],
         ),
         Advice(
-            lambda seen: bool(seen.get("slow")),
             "The scale fell by {bits:.0f} bits in {steps} skipped steps and still does "
-            "not fit: start at a lower init_scale (2.0**16 is the default), and leave "
-            "backoff_factor at 0.5.",
+            "not fit: start at a lower scale ({how_settings} are the defaults), and "
+            "leave the backoff factor at 0.5.",
+            lambda seen: bool(seen.get("slow")),
         ),
         Advice(
-            lambda seen: bool(seen.get("growths")),
             "The scale was raised {growths} times in these steps: a larger "
-            "growth_interval (2000 is the default) raises it less often.",
+            "{how_interval} (2000 is the default) raises it less often.",
+            lambda seen: bool(seen.get("growths")),
         ),
         KNOWN_PATTERN,
         IN_FLOAT32,
         Advice(
+            "Single batches have larger gradients than the others: gradscale's policy "
+            "DynamicScale(tolerance=0.01) does not lower the scale for rare outliers.",
             lambda seen: (
                 not any(map(seen.get, ("at_floor", "fixed", "growths", "slow")))
             ),
-            "Single batches have larger gradients than the others: gradscale's policy "
-            "DynamicScale(tolerance=0.01) does not lower the scale for rare outliers.",
         ),
     ),
 )
@@ -418,12 +461,11 @@ REPLACED = Cause(
     lambda seen: str(seen.get("weight_name") or "the weights"),
     (
         Advice(
-            always,
             "The largest weight went from {weight_from:.3g} to {weight_to:.3g}, more "
             "than the optimizer can have moved it{at_rate}: look for code that copies, "
-            "averages or rescales weights before step {since}.",
+            "averages or rescales weights before step {since}."
         ),
-        Advice(always, "Load a checkpoint from before step {since}."),
+        Advice("Load a checkpoint from before step {since}."),
     ),
 )
 LEARNING_RATE = Cause(
@@ -433,27 +475,23 @@ LEARNING_RATE = Cause(
     _fixed("the optimizer"),
     (
         Advice(
-            weights_grown,
             "The largest weight grew from {weight_from:.3g} to {weight_to:.3g}"
             "{at_rate}: lower the learning rate, or warm it up.",
+            weights_grown,
         ),
         Advice(
-            lambda seen: "loss_last" in seen,
             "The loss rose from {loss_start:.4g} to {loss_last:.4g} within its first "
             "steps: the run diverges. Start again with a lower learning rate or "
             "with a warm-up.",
+            lambda seen: "loss_last" in seen,
         ),
         Advice(
-            lambda seen: diverged(seen) and "loss_low" in seen,
             "The loss rose from {loss_low:.4g} to {loss_mean:.4g} before: the run "
             "diverges. Load a checkpoint from before step {usual_before} and continue "
             "with a lower learning rate.",
+            lambda seen: diverged(seen) and "loss_low" in seen,
         ),
-        Advice(
-            always,
-            "Clip the gradients by their norm (PyTorch: scaler.unscale_(optimizer), "
-            "then clip_grad_norm_; JAX: optax.clip_by_global_norm).",
-        ),
+        Advice("{how_clip}"),
     ),
 )
 DIVERGED = LEARNING_RATE._replace(
@@ -469,10 +507,9 @@ AMPLIFIED = Cause(
     lambda seen: str(seen.get("culprit", "")),
     (
         Advice(
-            always,
             "A loss of {loss_value:.3g} has gradients 2^{amplified_bits:.0f} times as "
             "large: shorten the sequences that are unrolled, lower the gain of the "
-            "initial weights, or add normalisation.",
+            "initial weights, or add normalisation."
         ),
     ),
 )
@@ -483,10 +520,9 @@ LARGE_WEIGHTS = Cause(
     lambda seen: str(seen.get("place_module") or "the weights"),
     (
         Advice(
-            always,
             "The weights are as large as they were before the first step (up to "
             "{weight_to:.3g}): check how they are initialised or loaded. The usual "
-            "standard deviation is about 1 / sqrt(inputs).",
+            "standard deviation is about 1 / sqrt(inputs)."
         ),
     ),
 )
@@ -498,10 +534,9 @@ GROWTH = Cause(
     lambda seen: str(seen.get("culprit", "")),
     (
         Advice(
-            always,
             "Gradients had grown by {gradients_grown_bits:.0f} bits before: lower the "
             "clipping norm or the learning rate; in a recurrent model, shorten the "
-            "sequences that are unrolled.",
+            "sequences that are unrolled."
         ),
         CHECKPOINT,
     ),
@@ -514,21 +549,21 @@ FORWARD = Cause(
     (
         KNOWN_PATTERN,
         Advice(
-            _input_is_bad,
             "The input of {place_at} contains {place_word} ({place}): check the "
             "computation before it, outside any module.",
+            _input_is_bad,
         ),
         Advice(
-            lambda seen: _kind("nan")(seen) and not _input_is_bad(seen),
             "Look at {place_at}, whose output is the first that is NaN: 0/0, infinity "
             "minus infinity after a value above 65504, a fully masked row, the log or "
             "root of a negative number.",
+            lambda seen: _kind("nan")(seen) and not _input_is_bad(seen),
         ),
         Advice(
-            lambda seen: _kind("inf")(seen) and not _input_is_bad(seen),
             "Look at {place_at}, whose output is the first that is infinite: a log or "
-            "a division near 0, a sum or product above 65504. Compute it in float32: "
-            "torch.autocast(device, enabled=False).",
+            "a division near 0, a sum or product above 65504. Compute it "
+            "{how_float32}.",
+            lambda seen: _kind("inf")(seen) and not _input_is_bad(seen),
         ),
         APPLIED,
         FOR_NOTHING,
@@ -542,9 +577,8 @@ LOSS = Cause(
     (
         KNOWN_PATTERN,
         Advice(
-            always,
             "Check the loss computation after the last module: compute it in float32, "
-            "from logits instead of probabilities, with eps above 6e-8.",
+            "from logits instead of probabilities, with eps above 6e-8."
         ),
         APPLIED,
         FOR_NOTHING,
@@ -557,14 +591,13 @@ LOSS_VALUE = Cause(
     _fixed("the loss"),
     (
         Advice(
+            "Compute the loss in float32, and as a mean instead of a sum.",
             lambda seen: seen.get("loss") != "nan",
-            "Compute the loss in float32, and as a mean instead of a sum: "
-            "loss_function(output.float(), target).",
         ),
         Advice(
-            lambda seen: seen.get("loss") != "inf",
             "Look for a mean over no elements, 0/0: a batch whose labels are all "
             "ignored, or whose mask is empty.",
+            lambda seen: seen.get("loss") != "inf",
         ),
         APPLIED,
     ),
@@ -577,15 +610,15 @@ BACKWARD = Cause(
     (
         KNOWN_PATTERN,
         Advice(
-            _kind("nan"),
             "Look at {place_at}, whose gradient is the first that is NaN: an undefined "
             "derivative, such as that of a root, a norm or a power at 0. Keep the "
             "argument away from 0 before the operation, not after it.",
+            _kind("nan"),
         ),
         Advice(
-            _kind("inf"),
             "Look at {place_at}, whose gradient is the first that is infinite: compute "
-            "it in float32: torch.autocast(device, enabled=False).",
+            "it {how_float32}.",
+            _kind("inf"),
         ),
         FOR_NOTHING,
     ),
@@ -597,10 +630,9 @@ RECURRING = Cause(
     _fixed("the batch"),
     (
         Advice(
-            always,
             "Steps fail every {every} steps, as a batch does that comes back in every "
             "epoch: check the batch of step {since} for NaN, infinity, empty masks and "
-            "labels out of range.",
+            "labels out of range."
         ),
         FOR_NOTHING,
     ),
@@ -616,9 +648,8 @@ ONE_BATCH = Cause(
     _fixed("the batch"),
     (
         Advice(
-            always,
             "The run recovered by itself, so single batches are the cause: check those "
-            "of these steps for NaN, infinity, empty masks and labels out of range.",
+            "of these steps for NaN, infinity, empty masks and labels out of range."
         ),
         APPLIED,
         FOR_NOTHING,
@@ -633,10 +664,9 @@ DERIVATIVE = Cause(
         IN_FLOAT32,
         NEAR_LOSS,
         Advice(
-            always,
             "NaN gradients of a finite loss come from an undefined derivative: a root, "
             "a norm or a power at 0, 0/0, a mask of infinity. Keep the argument away "
-            "from 0 before the operation, not after it.",
+            "from 0 before the operation, not after it."
         ),
         FIND_TENSORS,
         FOR_NOTHING,
@@ -649,30 +679,30 @@ UNKNOWN = Cause(
     lambda seen: "" if forward(seen) else _culprit(seen),
     (
         Advice(
-            lambda seen: forward(seen) and not seen.get("finite_before"),
             "No step of this run had a finite loss: check the first batch, labels and "
             "masks included, and the initial weights.",
+            lambda seen: forward(seen) and not seen.get("finite_before"),
         ),
         Advice(
-            lambda seen: seen.get("loss") == "inf",
             "Infinity: look for log or division near 0 and for values above 65504; "
             "compute the loss in float32 from logits.",
+            lambda seen: seen.get("loss") == "inf",
         ),
         Advice(
-            lambda seen: seen.get("loss") == "nan",
             "NaN: look for 0/0, infinity minus infinity, the log or root of a negative "
             "number, in the first module with a NaN output.",
+            lambda seen: seen.get("loss") == "nan",
         ),
         Advice(
-            lambda seen: seen.get("loss") == "not finite",
             "Find the first module whose output is not finite.",
+            lambda seen: seen.get("loss") == "not finite",
         ),
         IN_FLOAT32,
         NEAR_LOSS,
         Advice(
-            lambda seen: not forward(seen) and seen.get("nan") is False,
             "Infinity and no NaN: the backward pass exceeds 65504 even at S = {scale}. "
             "Train in bfloat16, which has the range for it.",
+            lambda seen: not forward(seen) and seen.get("nan") is False,
         ),
         FIND_TENSORS,
         APPLIED,
@@ -714,27 +744,31 @@ def _row(
     return (Cause(name, always, because, where, advice),)
 
 
+def _misuse(name: str, text: str) -> tuple[Cause, ...]:
+    return _row(name, Advice(text), where=_fixed("the training loop"))
+
+
 # Codes that name one cause.
 BY_CODE: dict[str, tuple[Cause, ...]] = {
     "GS001": _row("calibration"),
     "GS103": _row(
         "no-gradients",
         Advice(
-            lambda seen: bool(seen.get("cleared_early")),
             "Gradients were there at the end of backward and gone at the step: a "
             "zero_grad() stands between backward and step. Move it before backward or "
             "after the step.",
+            lambda seen: bool(seen.get("cleared_early")),
         ),
         Advice(
-            lambda seen: not (seen["gradients_before"] or seen.get("cleared_early")),
             "No step of this run had a gradient: create the optimizer after the model "
             "was moved, wrapped or replaced, and check requires_grad.",
+            lambda seen: not (seen["gradients_before"] or seen.get("cleared_early")),
         ),
         Advice(
-            lambda seen: seen["gradients_before"] and not seen.get("cleared_early"),
             "There were gradients before step {since}: look for a change at that step, "
             "such as frozen parameters, another branch, a zero_grad() between backward "
             "and step.",
+            lambda seen: seen["gradients_before"] and not seen.get("cleared_early"),
         ),
     ),
     "GS204": (
@@ -744,59 +778,58 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         *_row(
             "norm-overflow",
             Advice(
-                always,
                 "Neither the loss nor the gradients grew before: check the batch of "
-                "this step, and look for a sum that should be a mean.",
+                "this step, and look for a sum that should be a mean."
             ),
         ),
     ),
     "GS206": _row(
         "loss-overflow",
+        Advice("{how_loss}", lambda seen: not seen.get("above_float32")),
         Advice(
-            lambda seen: not seen.get("above_float32"),
-            "Compute the loss in float32: scaler.scale(loss.float()).",
-        ),
-        Advice(
-            lambda seen: bool(seen.get("above_float32")),
             "Loss times scale is above 3.4e38, the largest float32: a loss of "
             "{value:.4g} allows a scale of {fits}. Set max_scale to it or lower, or "
             "return a smaller loss, such as a mean instead of a sum.",
+            lambda seen: bool(seen.get("above_float32")),
         ),
         Advice(
-            lambda seen: "fits" in seen and not seen.get("above_float32"),
             "In float16, a loss of {value:.4g} limits the scale to {fits}, although "
             "the gradients may allow more.",
+            lambda seen: "fits" in seen and not seen.get("above_float32"),
         ),
     ),
     "GS209": _row(
         "scale-too-low",
         Advice(
+            "{how_scaling}: otherwise they are {scale} times too small.",
             lambda seen: bool(seen.get("perhaps_unscaled")),
-            "Check that the loss was multiplied by the scale before the gradients were "
-            "computed (PyTorch: scaler.scale(loss).backward(); JAX: "
-            "scaled_value_and_grad instead of jax.grad): otherwise they are {scale} "
-            "times too small.",
         ),
         Advice(
-            lambda seen: seen.get("headroom_bits", 0.0) >= 4.0,
             "There are {headroom_bits:.0f} bits of headroom: raise the scale from "
             "{scale} to {room}.",
+            lambda seen: seen.get("headroom_bits", 0.0) >= 4.0,
         ),
         Advice(
-            lambda seen: seen.get("headroom_bits", 4.0) < 4.0,
+            "Only {headroom_bits:.0f} bits of headroom are left, so a higher scale "
+            "would overflow: raise the weight of the loss that {layer} belongs to, or "
+            "compute that part of the model in float32.",
+            lambda seen: seen.get("headroom_bits", 4.0) < 4.0 and "layer" in seen,
+        ),
+        Advice(
             "Only {headroom_bits:.0f} bits of headroom are left, so a higher scale "
             "would overflow: the gradients span more than the float16 range. Train in "
             "bfloat16, or keep the layers with the largest gradients in float32.",
+            lambda seen: seen.get("headroom_bits", 4.0) < 4.0 and "layer" not in seen,
         ),
         Advice(
-            lambda seen: "headroom_bits" not in seen,
             "Every gradient was exactly 0: check whether the loss depends on the "
             "parameters, then start from a scale above {scale}.",
+            lambda seen: "headroom_bits" not in seen,
         ),
         Advice(
-            lambda seen: seen["fallen"],
             "The scale had fallen from {scale_from} before: find the cause of the "
             "fall first.",
+            lambda seen: seen["fallen"],
         ),
         where=lambda seen: str(seen.get("layer", "")),
     ),
@@ -809,14 +842,14 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
             "falling-scale",
             KNOWN_PATTERN,
             Advice(
-                lambda seen: not rising(seen),
                 "Keep a checkpoint from before step {since}: in runs that were lost, "
                 "the scale fell before the loss rose.",
+                lambda seen: not rising(seen),
             ),
             Advice(
-                lambda seen: named(seen) and not everywhere(seen),
                 "The last overflow was in {culprit}, one of {culprits}: monitor that "
                 "module, or run it in float32.",
+                lambda seen: named(seen) and not everywhere(seen),
             ),
             where=_culprit,
         ),
@@ -824,104 +857,72 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
     "GS301": _row(
         "scaler-made-anew",
         Advice(
-            always,
-            "Save scaler.state_dict() with the checkpoint and load it when you resume.",
+            "Save scaler.state_dict() with the checkpoint and load it when you resume."
         ),
         where=_fixed("the checkpoint"),
     ),
-    "GS112": _row(
+    "GS112": _misuse(
         "clipped-scaled",
-        Advice(
-            always,
-            "Unscale before you clip: scaler.unscale_(optimizer), then "
-            "torch.nn.utils.clip_grad_norm_(...); or call "
-            "scaler.clip_grad_norm_(optimizer, max_norm) of gradscale's scaler, which "
-            "does both.",
-        ),
-        where=_fixed("the training loop"),
+        "Unscale before you clip: scaler.unscale_(optimizer), then "
+        "torch.nn.utils.clip_grad_norm_(...); or call "
+        "scaler.clip_grad_norm_(optimizer, max_norm) of gradscale's scaler, which "
+        "does both.",
     ),
-    "GS113": _row(
+    "GS113": _misuse(
         "unscaled-twice",
-        Advice(
-            always,
-            "Remove the division by the scale from your code: scaler.step() or "
-            "scaler.unscale_() does it. To divide by hand, call optimizer.step() "
-            "yourself and skip steps that are not finite.",
-        ),
-        where=_fixed("the training loop"),
+        "Remove the division by the scale from your code: scaler.step() or "
+        "scaler.unscale_() does it. To divide by hand, call optimizer.step() "
+        "yourself and skip steps that are not finite.",
     ),
     "GS114": _row(
         "backward-unscaled",
         Advice(
-            always,
             "Call backward() on what scaler.scale() returns: "
             "scaler.scale(loss).backward(). Every loss that reaches these parameters "
-            "needs it.",
+            "needs it."
         ),
         where=_fixed("the loss"),
     ),
-    "GS104": _row(
+    "GS104": _misuse(
         "unscaled-twice",
-        Advice(
-            always,
-            "Call scaler.unscale_(optimizer) once, after the last backward() of the "
-            "accumulation window and before the step.",
-        ),
-        where=_fixed("the training loop"),
+        "Call scaler.unscale_(optimizer) once, after the last backward() of the "
+        "accumulation window and before the step.",
     ),
     "GS115": _row(
         "stepped-directly",
         *STEPPED_DIRECTLY.advice[:1],
         where=_fixed("the training loop"),
     ),
-    "GS116": _row(
-        "never-zeroed", *NEVER_CLEARED.advice, where=_fixed("the training loop")
-    ),
-    "GS117": _row(
+    "GS116": _row("never-zeroed", *NEVER_CLEARED.advice, where=NEVER_CLEARED.where),
+    "GS117": _misuse(
         "zeroed-early",
-        Advice(
-            always,
-            "Move zero_grad() before backward or after the step: between them it "
-            "throws the gradients away.",
-        ),
-        where=_fixed("the training loop"),
+        "Move zero_grad() before backward or after the step: between them it "
+        "throws the gradients away.",
     ),
-    "GS118": _row(
+    "GS118": _misuse(
         "scaler-made-anew",
-        Advice(
-            always,
-            "Create the scaler once, before the first epoch: a new one begins at "
-            "init_scale again and loses the steps until the scale fits.",
-        ),
-        where=_fixed("the training loop"),
+        "Create the scaler once, before the first epoch, and let a job that "
+        "resumes load its state: a new one begins at init_scale again and loses "
+        "the steps until the scale fits.",
     ),
-    "GS122": _row(
+    "GS122": _misuse(
         "update-too-often",
-        Advice(
-            always,
-            "Call scaler.step() and scaler.update() once for each window of "
-            "micro-batches, after its last backward(); or clear the gradients after "
-            "each step.",
-        ),
-        where=_fixed("the training loop"),
+        "Call scaler.step() and scaler.update() once for each window of "
+        "micro-batches, after its last backward(); or clear the gradients after "
+        "each step.",
     ),
-    "GS123": _row(
+    "GS123": _misuse(
         "update-missing",
-        Advice(
-            always,
-            "Call scaler.step(optimizer) and scaler.update() in every iteration, also "
-            "if the gradients are not finite: the scaler skips such a step itself and "
-            "lowers the scale.",
-        ),
-        where=_fixed("the training loop"),
+        "Call scaler.step(optimizer) and scaler.update() in every iteration, also "
+        "if the gradients are not finite: the scaler skips such a step itself and "
+        "lowers the scale.",
     ),
     "GS119": _row(
         "not-in-optimizer",
         Advice(
-            always,
             "Create the optimizer after the model is complete, or add the parameters: "
             "optimizer.add_param_group(...). If they are to stay fixed, call "
-            "requires_grad_(False).",
+            "requires_grad_(False)."
         ),
         where=lambda seen: str(seen.get("parameter", "")),
     ),
@@ -933,9 +934,8 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
     "GS121": _row(
         "no-float16",
         Advice(
-            always,
             "Run the forward pass under torch.autocast(device, dtype=torch.float16) "
-            "to train in float16; in float32 or bfloat16 no scaler is needed.",
+            "to train in float16; in float32 or bfloat16 no scaler is needed."
         ),
         where=_fixed("the forward pass"),
     ),

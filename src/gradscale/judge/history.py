@@ -28,10 +28,9 @@ FAR_RISEN = 16.0
 SMALLEST_NORMAL = 2.0**-14
 # Finite steps over which the largest gradient is kept, at least.
 PEAK_MEMORY = 100
-# Samples in which one layer lost its gradients before a finding, and the headroom
-# that must be unused.
+# Samples in which one layer lost its gradients before a finding; fewer if a cast was
+# seen to flush them and headroom is unused.
 VANISHED_LAYER = 4
-# The same for a layer whose gradients a cast was seen to flush.
 SUSPECT_LAYER = 2
 UNUSED_BITS = 8.0
 # Finite steps that give the gradients of the beginning, and of the present.
@@ -101,6 +100,7 @@ class Episode:
             65504, at the scale of the first lost step; None if unknown.
         raised: The first lost step was among the first at a scale that was raised.
         sought: It was among the first at another new scale, or in the calibration.
+        acquitted: A location was observed that no scale has to do with.
         spared: Steps of the episode that were not finite although the gradients of
             finite steps leave `SPARED_BITS` of headroom, up to the last.
         spared_from: The scale of the first of them.
@@ -115,6 +115,7 @@ class Episode:
     headroom: float | None
     raised: bool
     sought: bool
+    acquitted: bool = False
     last: int = 0
     scale: float = 0.0
     lowest: float = math.inf
@@ -324,6 +325,9 @@ class History:
         layer: A layer whose gradients were lost in the last sample; empty if none.
         layer_samples: Samples in a row in which it was that layer.
         layer_since: The first of them.
+        layer_sinking: Those up to the last with unused headroom, and with gradients
+            that are close to the smallest float16: one that is exactly 0 may be so for
+            another reason.
         fitting_scale: The highest scale that ten finite steps in a row have fit.
         size_start: Mean of log2 of the largest unscaled gradient, over the first steps.
         size: The same over the last ones.
@@ -360,6 +364,7 @@ class History:
     layer: str = ""
     layer_samples: int = 0
     layer_since: int = 0
+    layer_sinking: int = 0
     fitting_scale: float = 0.0
     size_start: float = 0.0
     size: float = 0.0
@@ -415,6 +420,11 @@ class History:
         top = max(self.top, self.top_before)
         return None if top == -math.inf else TOP - (top + exponent(scale))
 
+    def has_room(self, scale: float) -> bool:
+        """Return whether headroom lies unused at a scale."""
+        headroom = self.headroom(scale)
+        return headroom is not None and headroom >= UNUSED_BITS
+
     def amplification(self) -> float:
         """Return the bits by which the largest recent gradient exceeds the loss."""
         top = max(self.top, self.top_before)
@@ -468,12 +478,10 @@ class History:
 
     def _add_layer(self, record: StepRecord) -> None:
         """Count a sampled step in which a layer has lost its gradients."""
-        headroom = self.headroom(record.scale)
-        unused = headroom is not None and headroom >= UNUSED_BITS
-        if not (record.lost_layer and unused):
-            self.layer, self.layer_samples = "", 0
-            return
         if record.lost_layer != self.layer:
-            self.layer, self.layer_samples = record.lost_layer, 0
-            self.layer_since = record.step
-        self.layer_samples += 1
+            self.layer, self.layer_since = record.lost_layer, record.step
+            self.layer_samples = self.layer_sinking = 0
+        if self.layer:
+            self.layer_samples += 1
+            sinking = self.has_room(record.scale) and bool(record.lost)
+            self.layer_sinking = self.layer_sinking + 1 if sinking else 0

@@ -12,6 +12,7 @@ from gradscale.judge import build
 from gradscale.judge.build import Context, Window, scale_is_blamed
 from gradscale.judge.findings import Finding
 from gradscale.judge.history import (
+    ENDED_AFTER,
     FIRST_STEPS,
     FRESH_STEPS,
     SETTLED_AFTER,
@@ -52,6 +53,8 @@ GENUINE_SCALE = 2.0**-8
 # Short episodes with headroom before the scale is acquitted: with NaN, or infinity.
 ACQUITTED_NAN = 3
 ACQUITTED_INF = 5
+# Bits of headroom with which a NaN may have another cause than the scale.
+DOUBT_BITS = 2.0
 # Skips of a calibration that is too long: 2^16 becomes 2^-34 in as many halvings.
 LONG_CALIBRATION = 50
 # log2 of a scale so low, and bits by which gradients are so much larger than the loss,
@@ -97,13 +100,16 @@ class Judge:
 
     Args:
         tensors: The number of gradient tensors of the run; 0 if unknown.
+        framework: Whose calls the advice names: "torch", "jax", "keras"; empty for
+            none.
 
     Attributes:
         tensors: As given; may be set once it is known.
     """
 
-    def __init__(self, *, tensors: int = 0) -> None:
+    def __init__(self, *, tensors: int = 0, framework: str = "") -> None:
         self.tensors = tensors
+        self._framework = framework
         self._history = History()
         self._trend = Trend()
         self._observations = Observations()
@@ -133,16 +139,20 @@ class Judge:
 
     @property
     def acquits_scale(self) -> bool:
-        """True if the last step was lost and the scale is not the cause."""
+        """True if the last step was lost and the scale may not be the cause."""
         episode = self._episode
         if episode is None or not episode.row:
             return False
-        return episode.loss_row > 0 or not scale_is_blamed(episode)
+        # A NaN after steps that fit, at the same scale and not at its limit.
+        room = episode.headroom is not None and episode.headroom >= DOUBT_BITS
+        doubted = episode.nan > 0 and room and not (episode.raised or episode.sought)
+        return episode.loss_row > 0 or doubted or not scale_is_blamed(episode)
 
     @property
-    def suspects_layer(self) -> bool:
-        """True if a layer may have lost its gradients to underflow."""
-        return self._history.layer_samples >= SUSPECT_LAYER
+    def suspected_layer(self) -> str:
+        """A layer that may have lost its gradients to underflow; empty if none."""
+        history = self._history
+        return history.layer if history.layer_samples >= SUSPECT_LAYER else ""
 
     @property
     def not_judged(self) -> tuple[str, ...]:
@@ -198,11 +208,14 @@ class Judge:
             good = history.good_scale or record.scale
             new = history.at_scale < FRESH_STEPS or record.scale != good
             raised = record.grown or record.scale > good or (new and history.raised)
-            sought = not history.settled or new
+            few = history.at_scale < ENDED_AFTER
+            sought = new or (few and not history.settled)
             self._episode = Episode(record.step, good, headroom, raised, sought)
         episode = self._episode
         history.add(record, lost=True)
         episode.add_lost(record, culprits, headroom)
+        if self._observations.acquits_scale(episode):
+            episode.acquitted = True
         if verdict in _SCALE_SKIPS:
             if is_genuine(episode, settled=history.settled):
                 verdict = Verdict.GENUINE
@@ -283,6 +296,7 @@ class Judge:
             self._observations,
             self.tensors,
             self._last_episode,
+            self._framework,
         )
 
     def _check_lost(
@@ -366,12 +380,14 @@ class Judge:
     def _check_vanished(self, record: StepRecord, found: list[Finding]) -> None:
         """Report vanishing gradients, once until they are back."""
         history = self._history
-        flushed = self._observations.is_flushed(history.layer)
-        samples = SUSPECT_LAYER if flushed else VANISHED_LAYER
+        flushed = self._observations.is_flushed(history.layer, record.amax)
+        has_room = history.has_room(record.scale)
+        samples = SUSPECT_LAYER if has_room else VANISHED_LAYER
         vanished = (
             history.lost.length >= VANISHED_SAMPLES
             or history.tiny.length >= VANISHED_STEPS
-            or (history.layer_samples >= samples and flushed is not False)
+            or (flushed is True and history.layer_samples >= samples)
+            or (flushed is None and history.layer_sinking >= VANISHED_LAYER)
         )
         known = "GS209" in self._reported or not self._observations.uses_float16
         if vanished and not known:
@@ -400,7 +416,10 @@ class Judge:
             enough = ACQUITTED_NAN if seen.nan == seen.times else ACQUITTED_INF
             at_scales = seen.highest > seen.lowest
             whole, rest = divmod(seen.times, enough)
-            if at_scales and not rest and _is_power_of_two(whole):
+            often = at_scales and not rest and _is_power_of_two(whole)
+            located = episode.acquitted and "acquitted" not in self._reported
+            if often or located:
+                self._reported |= {"acquitted"} if located else set()
                 found.append(build.with_headroom(context, episode, seen))
 
     def _check_skip_rate(
@@ -408,7 +427,7 @@ class Judge:
     ) -> None:
         """Report too many skips within a hundred steps."""
         window, steps = self._window, self._history.steps
-        if not 0 < steps - window.before <= WINDOW:
+        if not (window.skips and steps - window.before <= WINDOW):
             lasts = window.skips > FEW_SKIPS and steps - window.before <= 2 * WINDOW
             self._frequent = self._frequent and lasts
             scale = window.last_scale

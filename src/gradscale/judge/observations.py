@@ -8,6 +8,7 @@ live judge knew.
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from gradscale.core.formatting import counted, power
@@ -55,6 +56,7 @@ class Place(NamedTuple):
         loss_finite: Whether the loss of that step was finite; None if unknown.
         peak: The largest finite magnitude among the inputs.
         given: It is of the batch.
+        given_peak: The largest finite magnitude in the batch.
         was_float16: It is infinite, and its finite values are float16 values.
         gain: By how much the weight of the module multiplies independent inputs.
     """
@@ -71,6 +73,7 @@ class Place(NamedTuple):
     loss_finite: bool | None = None
     peak: float = 0.0
     given: bool = False
+    given_peak: float = 0.0
     was_float16: bool = False
     gain: float = 0.0
 
@@ -89,6 +92,7 @@ class Place(NamedTuple):
             "place_instead": self.instead,
             "place_peak": self.peak,
             "place_given": self.given,
+            "place_given_peak": self.given_peak,
             "place_was_float16": self.was_float16,
             "place_gain": self.gain,
         }
@@ -135,8 +139,8 @@ def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
         peak=_number(data, "peak"),
         # Targets, and inputs of the model before any module has run.
         given=tensor == "target"
-        or data.get("given") is True
-        or (tensor == "input" and not module),
+        or data.get("given", tensor == "input" and not module) is True,
+        given_peak=_number(data, "given_peak"),
         was_float16=data.get("was_float16") is True,
         gain=_number(data, "gain"),
     )
@@ -170,7 +174,8 @@ class Observations:
         casts: Layers whose gradients a cast to float16 has flushed to 0, and layers
             whose gradients were 0 before it.
         weights: The last look at weights and learning rate.
-        scalers: Scalers that were made for one optimizer.
+        scalers: Scalers that were made, one after the other, while optimizers went on
+            from their last state.
         unused: Losses that were scaled and that no update followed.
         not_judged: What could not be judged, and why, a sentence each.
         since: The step of the first observation of each kind.
@@ -227,11 +232,20 @@ class Observations:
         """False if nothing is float16, as far as it was observed."""
         return self.setup_facts.get("float16") is not False
 
-    def is_flushed(self, layer: str) -> bool | None:
-        """Return whether a cast flushes the gradients of a layer; None if unknown."""
-        if layer in _names(self.casts, "flushed"):
+    def is_flushed(self, layer: str, amax: float) -> bool | None:
+        """Return whether a cast flushes the gradients of a layer; None if unknown.
+
+        One without a cast of its own is behind that of another layer.
+
+        Args:
+            layer: Its name.
+            amax: The largest gradient of all; 0 if all are behind such a cast.
+        """
+        flushed = _names(self.casts, "flushed")
+        reached = layer not in _names(self.casts, "unreached") or amax == 0.0
+        if flushed and (layer in flushed or reached):
             return True
-        return False if layer in _names(self.casts, "unreached") else None
+        return None if reached else False
 
     @property
     def cleared_early(self) -> int:
@@ -242,7 +256,10 @@ class Observations:
         """Return evidence on model, optimizers and direct steps."""
         return {
             "float16_params": int(_number(self.setup_facts, "float16_params")),
-            "direct_steps": int(_number(self.loop, "direct_steps")),
+            "direct_steps": int(
+                _number(self.loop, "direct_steps")
+                + _number(self.loop, "unguarded_steps")
+            ),
         }
 
     def of_episode(self, episode: Episode) -> dict[str, Any]:
@@ -253,6 +270,7 @@ class Observations:
             seen |= place.evidence()
         if self._shown("uncleared") and not self._sometimes():
             seen["uncleared"] = True
+            seen["uncleared_part"] = self.uncleared_part
         look = self.weights
         if look:
             rates = look.get("rates")
@@ -269,6 +287,16 @@ class Observations:
             if look.get("buffer"):
                 seen["buffers"] = str(look["buffer"])
         return seen
+
+    def acquits_scale(self, episode: Episode) -> bool:
+        """Return whether a location in an episode has nothing to do with the scale.
+
+        In a step with a finite loss, the forward pass has made a non-finite value.
+        """
+        last = self.last.get(True)
+        if last is None or last.step < episode.since:
+            return False
+        return last.direction == "forward"
 
     def _place(self, episode: Episode) -> Place | None:
         """Return the first location of an episode, else the last one of its kind."""
@@ -305,6 +333,14 @@ class Observations:
     def _uncleared(self) -> bool:
         enough = _number(self.loop, "looks") >= UNCLEARED_LOOKS
         return enough and self._shown("uncleared")
+
+    @property
+    def uncleared_part(self) -> str:
+        """The part of the model whose gradients are not cleared; empty for all."""
+        names = _names(self.loop, "left")
+        parts = zip(*(name.split(".") for name in names), strict=False)
+        common = takewhile(lambda part: len(set(part)) == 1, parts)
+        return ".".join(part[0] for part in common) or (names[0] if names else "")
 
     def _sometimes(self) -> bool:
         """Gradients were cleared before some of the sampled steps, or between them."""
@@ -381,7 +417,7 @@ def _uncleared(seen: Observations) -> Misuse:
         "gradients are not cleared between steps: backward adds to those of the step "
         "before",
         "one non-finite gradient makes every later step fail",
-        {},
+        {"uncleared_part": seen.uncleared_part},
     )
 
 
@@ -426,7 +462,7 @@ def _cleared(seen: Observations) -> Misuse:
 def _anew(seen: Observations) -> Misuse:
     return Misuse(
         seen.since["scaler"],
-        f"a new scaler was made {seen.scalers - 1} times for the same optimizer",
+        f"a new scaler was made {seen.scalers - 1} times while training went on",
         "each begins at init_scale again: the scale that was found is lost",
         {"scalers": seen.scalers},
     )

@@ -137,10 +137,10 @@ _SILENT = frozenset(
             "late_backward",
             "unused_losses",
         ),
-        *("beyond_rate", "weight_name"),
+        *("uncleared_part", "beyond_rate", "weight_name"),
         *("place_at", "place_module", "place_direction", "place_operation"),
         *("place_tensor", "place_kind", "place_word", "place_instead", "place_peak"),
-        *("place_given", "place_was_float16", "place_gain"),
+        *("place_given", "place_given_peak", "place_was_float16", "place_gain"),
     )
 )
 # The names of each phrase; it is used if the first of them is present.

@@ -54,7 +54,7 @@ class RecordedRun:
         quiet: Findings are recorded and not printed; so it is if the recorder is quiet.
         process: Returns the rank of this process; only rank 0 prints and writes
             bundles. Called when there is something to print.
-        versions: Versions of the framework, for the bundle.
+        versions: Versions for the bundle, by name; that of the framework first.
         reported_elsewhere: Codes of findings that the framework room reports itself;
             they are recorded and not printed.
         raised_elsewhere: Codes of findings for which the framework room raises itself,
@@ -81,7 +81,11 @@ class RecordedRun:
         reported_elsewhere: Collection[str] = (),
         raised_elsewhere: Collection[str] = (),
     ) -> None:
-        self.judge = Judge()
+        # The first one named is the framework of the scaler.
+        framework = next(iter(versions or ()), "")
+        self.judge = Judge(framework=framework)
+        if recorder is not None:
+            recorder.bind(framework=framework)
         self.recorder = recorder
         self.records: deque[StepRecord] = deque(maxlen=BUNDLED_STEPS)
         self._sinks = list(sinks)

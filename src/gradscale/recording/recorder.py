@@ -130,6 +130,7 @@ class Recorder:
         self._before_end: Callable[[], None] | None = None
         self._culprits: tuple[str, ...] = ()
         self._steps = self._skipped = self._idle = 0
+        self._framework = ""
         self._early_events: list[tuple[str, dict[str, Any]]] = []
         self._wanted = Path(path)
         try:
@@ -164,11 +165,13 @@ class Recorder:
         names: Callable[[], Sequence[str]] | None = None,
         process: FindProcess | None = None,
         made: Callable[[Path], None] | None = None,
+        framework: str = "",
     ) -> None:
         """Set the arguments that were not given, before the first step.
 
         Called by a scaler, which knows its policy, its model and its framework.
         """
+        self._framework = self._framework or framework
         self._made = made if self._made is None else self._made
         self._policy = policy if self._policy is None else self._policy
         self._names = names if self._names is None else self._names
@@ -197,7 +200,12 @@ class Recorder:
         if rank != 0 and not self._every_rank:
             return
         names = self._parameter_names()
-        meta = {"policy": _described(self._policy), "parameters": names, **self._meta}
+        meta = {
+            "policy": _described(self._policy),
+            "parameters": names,
+            "framework": self._framework,
+            **self._meta,
+        }
         self.writer = self._open_writer(process._replace(rank=rank), meta)
         self._written_as = rank
         self.path = self.writer.path
@@ -243,8 +251,13 @@ class Recorder:
         """Call `drain` before the file is closed, to record steps in flight."""
         self._before_end = drain
 
-    def trains(self, optimizers: Iterable[Any]) -> None:
-        """Note the optimizers of a scaler's first update, if the file is shared."""
+    def trains(self, optimizers: Iterable[Any], *, resumed: bool = False) -> None:
+        """Note the optimizers of a scaler's first update, if the file is shared.
+
+        Args:
+            optimizers: They may have been stepped by another scaler.
+            resumed: One of them has continued from a checkpoint, the scaler has not.
+        """
 
     def begin_update(self, start: int = 0) -> None:
         """Number an update, if the file is shared.

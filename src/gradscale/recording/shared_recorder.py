@@ -227,12 +227,12 @@ class SharedRecorder(Recorder):
         ended = self._ended or writer is None or not writer.recording
         return None if ended else self._file
 
-    def trains(self, optimizers: Iterable[Any]) -> None:
+    def trains(self, optimizers: Iterable[Any], *, resumed: bool = False) -> None:
         """Note the optimizers of the first update."""
         file = self._recording()
         if file is not None:
             with file.lock:
-                same = file.has_stepped(optimizers)
+                same = file.has_stepped(optimizers) or resumed
                 # Not known before the first update.
                 self._parameter_names()
             if self._introduction is not None:

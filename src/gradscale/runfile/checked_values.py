@@ -31,6 +31,7 @@ _CODE = re.compile(r"GS\d{3}")
 _META = {
     "dropped": int,
     "end": dict,
+    "framework": str,
     "frameworks": dict,
     "parameters": list,
     "rank": int,

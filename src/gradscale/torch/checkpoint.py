@@ -24,6 +24,7 @@ SHORT_LIVED = (
     "_disabled_steps",
     "_loss_scales",
     "_buffers",
+    "_float16",
 )
 SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 

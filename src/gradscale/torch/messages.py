@@ -132,8 +132,8 @@ class WarnOnce:
             "GS103",
         )
 
-    def without_state(self, optimizer: Any, scale: float, *, moves: bool) -> None:
-        """Warn that an optimizer resumes while the scaler starts anew.
+    def without_state(self, optimizer: Any, scale: float, *, moves: bool) -> bool:
+        """Warn that an optimizer resumes while the scaler starts anew; return whether.
 
         Args:
             optimizer: Before its first step under this scaler.
@@ -142,9 +142,10 @@ class WarnOnce:
         """
         key = ("first", id(optimizer))
         if key in self._issued or not moves:
-            return
+            return False
         self._issued.add(key)
-        if has_steps(optimizer):
+        resumes = has_steps(optimizer)
+        if resumes:
             self._warn(
                 "resumed",
                 f"{type(optimizer).__name__} has taken steps before, and the scaler "
@@ -155,6 +156,7 @@ class WarnOnce:
                 "were not scaled, ignore this. Reported once.",
                 "GS301",
             )
+        return resumes
 
     def float16_params(self, message: str) -> None:
         """Warn of float16 parameters without masters."""

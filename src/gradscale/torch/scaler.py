@@ -390,7 +390,9 @@ class GradScaler(torch.amp.GradScaler):
                 mark_scaled(scaled)
                 scaled.grad_fn.register_prehook(partial(self._begin_in_block, id))
         self._loss_scales.in_block = True
+        loop = self._monitor.loop
         try:
+            loop.in_scaled_backward = True
             yield scaled
             iteration.backwards += 1
             self._check_foreign(stash.params)
@@ -403,6 +405,7 @@ class GradScaler(torch.amp.GradScaler):
             raise
         finally:
             self._loss_scales.in_block = False
+            loop.in_scaled_backward = False
         self._loss_scales.note(id, found)
 
     def _check_writes(self, step: OptimizerStep) -> None:
@@ -742,8 +745,7 @@ class GradScaler(torch.amp.GradScaler):
         if state["stage"] is OptState.STEPPED:
             raise messages.stepped_before()
         if not self._iteration.settled and not self._loaded and can_touch_host():
-            moves = isinstance(self._policy, DynamicScale)
-            self._warn.without_state(optimizer, self._init_scale, moves=moves)
+            self._check_resumed(optimizer)
         entry = step.entry
         if entry is not None and not entry.checked and can_touch_host():
             if not args and needs_closure(optimizer):
@@ -771,6 +773,15 @@ class GradScaler(torch.amp.GradScaler):
         if not torch.compiler.is_compiling():
             step.mark_stepped(self._iteration.backwards)
         return returned
+
+    def _check_resumed(self, optimizer: Any) -> None:
+        """Report an optimizer that has taken steps, before the scaler's first."""
+        moves = isinstance(self._policy, DynamicScale)
+        # Steps of this process were not scaled: the scaler has none before.
+        if not self._monitor.loop.has_stepped(optimizer):
+            self._monitor.resumed |= self._warn.without_state(
+                optimizer, self._init_scale, moves=moves
+            )
 
     def _prepare(self, step: OptimizerStep, state: dict[str, Any]) -> None:
         """Read the gradients and decide; unscale them if the optimizer does not."""

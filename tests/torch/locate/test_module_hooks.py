@@ -57,6 +57,36 @@ def half_ones():
 # --- locations ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("size", "direction", "module"), [(1e6, "forward", "0"), (1.0, "", None)]
+)
+def test_a_batch_beyond_float16_is_found_behind_a_function_that_saturates(
+    size, direction, module
+):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+    # Of one sign: infinity minus infinity would be NaN.
+    nn.init.constant_(model[0].weight, 0.5)
+
+    def loss():
+        with torch.autocast("cpu", torch.float16):
+            return model(size * torch.ones(2, 2)).float().square().mean()
+
+    location = watched(model, loss)
+    assert (location.direction, location.module) == (direction, module)
+    assert location.loss_finite
+    assert location.given_peak == (size if location.found else 0.0)
+
+
+def test_an_input_that_another_module_has_computed_is_not_of_the_batch():
+    first, model = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def loss():
+        return model(first(torch.ones(1, 2)) * torch.nan).sum()
+
+    location = watched(model, loss)
+    assert (location.tensor, location.given) == ("input", False)
+
+
 def test_a_function_between_modules_belongs_to_the_one_that_called_it():
     model = Between(lambda x: x.abs() * 300.0 * 65504.0 + 65504.0)
     found = watched(model, lambda: model(half_ones()).float().sum())

@@ -96,6 +96,42 @@ def backward_on_the_loss(loop, number):
     loop.step()
 
 
+def second_loss_not_scaled(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.loss().backward()
+    loop.step()
+
+
+def first_loss_not_scaled(loop, number):
+    loop.optimizer.zero_grad(set_to_none=False)
+    loop.loss().backward()
+    loop.backward()
+    loop.step()
+
+
+def penalty_of_a_layer_not_scaled(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    (0.1 * loop.model[2].weight.square().sum()).backward()
+    loop.step()
+
+
+def stepped_directly_at_first(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    if number <= 5:
+        loop.optimizer.step()
+    else:
+        loop.step()
+
+
+def stepped_directly_throughout(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.optimizer.step()
+
+
 def stepped_directly(loop, number):
     loop.optimizer.zero_grad()
     loop.backward()
@@ -160,7 +196,14 @@ WRONG = {
     "clip_grad_value_": (repeated(clipped_by_value_while_scaled), "clipped-scaled"),
     "divided": (repeated(divided_by_hand), "unscaled-twice"),
     "loss.backward()": (repeated(backward_on_the_loss), "backward-unscaled"),
+    "second loss": (repeated(second_loss_not_scaled), "backward-unscaled"),
+    "first loss": (repeated(first_loss_not_scaled), "backward-unscaled"),
+    "penalty": (repeated(penalty_of_a_layer_not_scaled), "backward-unscaled"),
     "optimizer.step()": (repeated(stepped_directly), "stepped-directly"),
+    "first optimizer.step()s": (
+        repeated(stepped_directly_at_first),
+        "stepped-directly",
+    ),
     "no zero_grad": (repeated(never_cleared), "never-zeroed"),
     "zero_grad to 0": (repeated(cleared_before_the_step), "zeroed-early"),
     "micro-batches": (repeated(updated_in_every_micro_batch), "update-too-often"),
@@ -179,6 +222,40 @@ WRONG = {
 @pytest.mark.parametrize(("run", "cause"), WRONG.values(), ids=WRONG)
 def test_a_wrong_use_is_the_one_cause_that_is_found(tmp_path, run, cause):
     assert run(tmp_path / "run.gs") == {cause}
+
+
+def test_steps_that_no_update_follows_are_reported(tmp_path, caplog):
+    loop = Loop(tmp_path / "run.gs")
+    for number in range(12):
+        stepped_directly_throughout(loop, number)
+    loop.scaler.close()
+    codes = [record.getMessage()[:5] for record in caplog.records]
+    assert codes == ["GS115", "GS123"]
+
+
+def test_direct_steps_are_blamed_for_weights_that_are_not_finite(tmp_path):
+    loop = Loop(tmp_path / "run.gs")
+    for number in range(12):
+        loop.optimizer.zero_grad()
+        loop.backward()
+        loop.scaler.unscale_(loop.optimizer)
+        if number == 4:
+            loop.params[0].grad.fill_(torch.inf)
+        loop.optimizer.step()
+        loop.scaler.update()
+    assert loop.causes() == {"stepped-directly"}
+
+
+def test_the_part_of_a_model_that_is_not_cleared_is_named(tmp_path):
+    loop = Loop(tmp_path / "run.gs")
+    for _ in range(UPDATES):
+        loop.model[0].zero_grad()
+        loop.backward()
+        loop.step()
+    loop.scaler.close()
+    with open_run(loop.path) as run:
+        [finding] = diagnose_run(run).serious
+    assert (finding.cause, finding.where) == ("never-zeroed", "2")
 
 
 @pytest.mark.filterwarnings(
@@ -373,6 +450,48 @@ def averaged_over_micro_batches(loop, number):
     loop.step()
 
 
+def replaced_by_sums_with_noise(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    for param in loop.params:
+        param.grad = param.grad + torch.randn_like(param)
+    loop.step()
+
+
+def stepped_by_hand_where_finite(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.scaler.unscale_(loop.optimizer)
+    norm = nn.utils.clip_grad_norm_(loop.params, 1.0)
+    if norm.isfinite():
+        loop.optimizer.step()
+    loop.scaler.update()
+
+
+def warmed_up_without_scaling(loop, number):
+    if number > 10:
+        plain(loop, number)
+    else:
+        loop.optimizer.zero_grad()
+        loop.loss().backward()
+        loop.optimizer.step()
+
+
+def scaled_by_scales_of_their_own(loop, number):
+    loop.optimizer.zero_grad()
+    for name in ("task", "penalty"):
+        with loop.scaler.loss(loop.loss(), id=name) as scaled:
+            scaled.backward()
+    loop.step()
+
+
+def with_a_penalty_in_float32(loop, number):
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(0.01 * loop.model[0].weight.square().sum()).backward()
+    loop.backward()
+    loop.step()
+
+
 HEALTHY = {
     made.__name__: repeated(made)
     for made in (
@@ -380,6 +499,9 @@ HEALTHY = {
         *(clipped_by_the_scaler, accumulated, accumulated_into_zeros),
         *(evaluated_between, averaged_over_micro_batches, logged_by_hooks),
         *(clamped_by_hooks_in_proportion_to_the_scale, centred_while_scaled),
+        *(replaced_by_sums_with_noise, stepped_by_hand_where_finite),
+        *(warmed_up_without_scaling, scaled_by_scales_of_their_own),
+        with_a_penalty_in_float32,
     )
 }
 
@@ -425,7 +547,7 @@ def test_the_first_updates_and_every_64th_are_sampled():
         if scaler._monitor.loop.due:
             sampled.append(number)
         iterate(scaler, optimizer, param, 1.0)
-    assert sampled == [*range(2, 9), 21, 34, EVERY, 2 * EVERY]
+    assert sampled == [*range(1, 9), 21, 34, EVERY, 2 * EVERY]
 
 
 def test_between_sampled_updates_no_backward_pass_is_hooked():
@@ -436,7 +558,7 @@ def test_between_sampled_updates_no_backward_pass_is_hooked():
     loop.scaled = lambda *given: hooked.append(given) or scaled(*given)
     for _ in range(30):
         iterate(scaler, optimizer, param, 1.0)
-    assert len(hooked) == 8
+    assert len(hooked) == 9
 
 
 def test_nothing_of_a_run_is_kept_alive(tmp_path):

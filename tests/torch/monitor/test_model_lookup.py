@@ -27,6 +27,43 @@ def test_of_two_models_that_share_a_layer_the_one_with_all_parameters_is_found()
     assert find_model(list(small.parameters())) is small
 
 
+def test_models_that_are_trained_together_are_found_together():
+    body, head = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 1))
+    lookup = ModelLookup()
+    found = lookup.of_params([*body.parameters(), *head.parameters()])
+    group = found()
+    assert [name for name, _ in group.named_parameters()] == [
+        *("body.weight", "body.bias", "head.0.weight", "head.0.bias")
+    ]
+    assert [name for name, _ in group.named_modules()] == ["body", "head", "head.0"]
+    assert group.get_submodule("head.0") is head[0]
+    assert group.training
+    body.eval()
+    head.eval()
+    assert not group.training
+
+
+def test_models_that_are_trained_together_are_not_kept_alive():
+    models = [nn.Linear(2, 2), nn.Linear(2, 1)]
+    lookup = ModelLookup()
+    group = lookup.of_params([p for model in models for p in model.parameters()])()
+    assert len(list(group.named_modules())) == 2
+    models.clear()
+    gc.collect()
+    assert list(group.named_modules()) == []
+
+
+def test_a_model_is_named_after_an_attribute_of_the_caller():
+    class Trainer:
+        def __init__(self):
+            self.critic = nn.Linear(1, 1)
+
+        def names(self):
+            return model_lookup.variable_name(self.critic)
+
+    assert Trainer().names() == "critic"
+
+
 def test_parameters_without_a_module_have_none():
     assert find_model([nn.Parameter(torch.ones(2))]) is None
 

@@ -7,6 +7,7 @@ Runs the scripts one after another, prints a table, and ends with the failed che
 
     fault   what is wrong in sick.py; `looks` in a case that has only well.py
     cause   the kind of fault
+    also    other causes that are right for the same fault
     place   names of modules, parameters or other places that count as right
     since   the call of scaler.update() at which the trouble begins, from 1
     shows   the figure in which the repair is seen: loss, scale, skips or weights

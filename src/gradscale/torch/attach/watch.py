@@ -92,7 +92,7 @@ def watch(
         )
     if not isinstance(record, Recorder):
         record = Recorder(record, meta=described(watched))
-    record.bind(process=process_here)
+    record.bind(process=process_here, framework="torch")
     return Watch(watched, model, record)
 
 
@@ -294,7 +294,7 @@ class _RowRecorder:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.meter = Meter(recorder.sample_every)
-        self._judge = Judge()
+        self._judge = Judge(framework="torch")
         self._copies = RowCopies()
         self._stats: deque[list[NamedStats]] = deque(maxlen=LAG + PERIOD)
         self._samples: dict[int, UnderflowSample] = {}

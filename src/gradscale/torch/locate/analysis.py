@@ -16,6 +16,8 @@ from gradscale.torch.locate.tensor_stats import TensorStats
 
 # How many operations back the inputs of an operation are followed for its evidence.
 MAX_DEPTH = 4
+# The largest float16.
+LARGEST_HALF = 65504.0
 
 
 @dataclass(eq=False)
@@ -171,6 +173,7 @@ class Observation(NamedTuple):
         caller: For an input, the module that called `module`.
         stats: Index of its statistics.
         node: Index of the graph node; -1 in forward.
+        given: An input that no module has computed.
     """
 
     tensor: str
@@ -178,6 +181,7 @@ class Observation(NamedTuple):
     caller: ModuleName
     stats: int
     node: int = -1
+    given: bool = False
 
 
 class GraphNode(NamedTuple):
@@ -218,10 +222,20 @@ def locate(
     )
     bad_losses = [e for e in losses if not stats[e.stats].finite]
     nan_loss = any(stats[each.stats].nan for each in bad_losses)
+    bad = [i for i, e in enumerate(observations) if not stats[e.stats].finite]
+    in_forward = [i for i in bad if observations[i].node < 0]
+    if not bad_losses:
+        # A saturating function hides an infinity from the loss. Others may be masks.
+        in_forward = [
+            i
+            for i in in_forward
+            if observations[i].tensor == "output"
+            and _input_peak(observations[i], forward, stats) > LARGEST_HALF
+        ]
     first = first_origin(
-        _origin_of(order, each, nodes, stats[each.stats], masked=nan_loss)
-        for order, each in enumerate(observations)
-        if not stats[each.stats].finite and (each.node < 0) == bool(bad_losses)
+        _origin_of(i, each, nodes, stats[each.stats], masked=nan_loss)
+        for i in in_forward or (i for i in bad if observations[i].node >= 0)
+        for each in [observations[i]]
     )
     if first is None:
         return location(found=False)
@@ -230,9 +244,9 @@ def locate(
         first.peak = _gradient_peak(observed.node, observations, nodes, stats)
     else:
         first.peak = _input_peak(observed, forward, stats)
-    before = [each.tensor for each in observations[: first.order]]
-    given = first.tensor == "input" and "output" not in before
-    return location(**first.fields(), given=given)
+    given = first.tensor == "input" and observed.given
+    peaks = (stats[each.stats].peak for each in forward if each.given)
+    return location(**first.fields(), given=given, given_peak=max(peaks, default=0.0))
 
 
 def _origin_of(

@@ -180,6 +180,7 @@ class ModuleHooks:
         self._observations: list[Observation] = []
         self._nodes: list[GraphNode] = []
         self._measured: dict[int, _Measured] = {}
+        self._has_outputs = False
         self._modules.clear()
         self._hooks.begin_step()
 
@@ -239,13 +240,20 @@ class ModuleHooks:
             and known.tensor() is tensor
             and known.version == _version(tensor)
         ):
-            self._observations.append(Observation(role, module, caller, known.stats))
+            number: int | None = known.stats
+        else:
+            number = self._measure(tensor)
+        if number is None:
             return
-        number = self._measure(tensor)
-        if number is not None:
-            self._observations.append(Observation(role, module, caller, number))
-            measured = _Measured(weakref.ref(tensor), _version(tensor), number)
-            self._measured[id(tensor)] = measured
+        self._measured[id(tensor)] = _Measured(
+            weakref.ref(tensor), _version(tensor), number
+        )
+        outside = caller == NO_MODULE or not self._has_outputs
+        given = role == "input" and outside and tensor.grad_fn is None
+        self._has_outputs = self._has_outputs or role == "output"
+        self._observations.append(
+            Observation(role, module, caller, number, given=given)
+        )
 
     def _measure(self, tensor: Tensor) -> int | None:
         """Measure a tensor; return the number of its statistics."""

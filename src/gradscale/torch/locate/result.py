@@ -36,7 +36,8 @@ class Location:
         forward_peak: The largest finite magnitude of the forward pass.
         was_float16: The tensor is infinite, and its finite values are float16 values:
             it left the range of float16 in a cast or before.
-        given: It was an input, and no module had run before: it is of the batch.
+        given: It was an input that no module has computed: it is of the batch.
+        given_peak: The largest finite magnitude of such inputs.
         gain: In forward, by how much the weight of the module multiplies independent
             inputs: its root mean square times the root of its inputs; 0 if unknown.
         line: File and line in the user's code, where known.
@@ -64,6 +65,7 @@ class Location:
     forward_peak: float = 0.0
     was_float16: bool = False
     given: bool = False
+    given_peak: float = 0.0
     gain: float = 0.0
     line: str | None = None
     fits_at: float | None = None

@@ -1,6 +1,6 @@
 """Samples how the training loop uses the scaler: backward, writes, clears, steps.
 
-Wrong use is systematic, so a few updates suffice: the second to the eighth, the 21st
+Wrong use is systematic, so a few updates suffice: the first to the eighth, the 21st
 and the 34th, then every 64th. No value is read from the device; identities and
 versions of gradients are compared, and three numbers are copied without waiting.
 """
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import OptState
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -31,8 +32,12 @@ FIRST = frozenset((*range(1, 8), 20, 33))
 EVERY = 64
 # The update after which model and optimizers are compared, and in every later sample.
 SETUP = 4
+# Losses whose dtypes are searched for float16.
+DTYPES = 8
 # Gradients that are compared for each optimizer.
-PARAMS = 4
+PARAMS = 8
+# Scaled losses that are watched before an update.
+MOST_LOSSES = 64
 # Norms from which on their spread means something.
 ENOUGH = 3
 # Operations between a cast and the parameters of its layer.
@@ -78,6 +83,7 @@ class LoopCheck:
     Attributes:
         due: The present update is sampled.
         stepping: The scaler is stepping an optimizer.
+        in_scaled_backward: A backward pass of a scaled loss is running.
     """
 
     def __init__(
@@ -89,21 +95,26 @@ class LoopCheck:
     ) -> None:
         self._observe = observe
         self._lookup = lookup
-        self.due = self.stepping = False
+        self.due, self.stepping = True, False
+        self.in_scaled_backward = False
         self._counts = dict.fromkeys(
             (
                 *("looks", "unscaled", "uncleared", "written", "cleared_early"),
-                *("late_backward", "renewed"),
+                *("late_backward", "renewed", "direct_steps", "unguarded_steps"),
             ),
             0,
         )
-        self._direct = 0
+        self._iteration: Iteration | None = None
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         # By parameter id: gradients after the last scaled backward, and after the step.
         self._after_backward: dict[int, _Mark] = {}
         self._after_step: dict[int, _Mark] = {}
         # How many scaled backward passes have added to each of them since then.
         self._added: dict[int, int] = {}
+        # Gradients that hold those of a loss that was not scaled.
+        self._unscaled: dict[int, _Mark] = {}
+        # Nodes and their hooks: without a reference the node is made anew.
+        self._accumulators: list[tuple[Any, RemovableHandle]] = []
         # Gradients of a backward pass that no step has used.
         self._unused: list[_Mark] = []
         self._scaled = self._backwards = 0
@@ -111,6 +122,11 @@ class LoopCheck:
         self._compared: set[int] = set()
         # Parameters whose gradients were not cleared before some sampled update.
         self._left: set[int] = set()
+        # Their names in this update, the gradients compared in it, and the names in the
+        # last one in which some were cleared and others not.
+        self._left_names: list[str] = []
+        self._gradients = 0
+        self._uncleared_names: list[str] = []
         # Gradients of the sampled update before.
         self._looked: dict[int, _Mark] = {}
         # The norm at the end of the last scaled backward, by optimizer.
@@ -126,7 +142,7 @@ class LoopCheck:
         self._casts: list[tuple[list[Tensor], AsyncTensor]] = []
         # Parameters with a gradient when model and optimizers were last compared.
         self._live = -1
-        self._dtype: str | None = None
+        self._dtypes: list[str | None] = []
         self._handle: RemovableHandle | None = None
         if optimizers:
             # Weak: the hook lives as long as the process.
@@ -143,8 +159,13 @@ class LoopCheck:
     def close(self) -> None:
         """Stop to watch."""
         self.due = False
+        self._watch_accumulation(())
         if self._handle is not None:
             self._handle.remove()
+
+    def has_stepped(self, optimizer: Any) -> bool:
+        """Return whether an optimizer has taken a step since the scaler was made."""
+        return any(each is optimizer for each in self._optimizers)
 
     def watch_casts(self) -> None:
         """Observe in the next update which casts to float16 flush gradients to 0."""
@@ -156,9 +177,13 @@ class LoopCheck:
         """Watch the backward pass of a scaled loss."""
         if scaled.grad_fn is None:
             return
-        if self._dtype is None:
-            self._dtype = half_dtype(loss)
+        if len(self._dtypes) < DTYPES:
+            self._dtypes.append(half_dtype(loss))
         self._scaled += 1
+        self._iteration = iteration
+        if self._scaled > MOST_LOSSES:
+            self._watch_accumulation(())
+            return
         if self._search_casts:
             self._search_casts = False
             for node in nodes_of([loss]):
@@ -171,14 +196,19 @@ class LoopCheck:
                 # Of a micro-batch that no step has used.
                 self._cleared = True
             self._backwards += 1
+            self.in_scaled_backward = True
             marks = _marks(params)
             torch.autograd.Variable._execution_engine.queue_callback(
                 lambda: after(marks)
             )
 
         def after(before: dict[int, _Mark]) -> None:
+            self.in_scaled_backward = False
             # Also those of optimizers that the scaler does not step.
             others = [p for each in self._optimizers for p in _params_of(each)]
+            if iteration.first:
+                leaves = (ref() for ref in iteration.leaves.values())
+                others += [leaf for leaf in leaves if leaf is not None]
             self._after_backward = _marks([*params, *others])
             for key, step in iteration.settled.items():
                 sizes = _sizes_of(step)
@@ -215,20 +245,23 @@ class LoopCheck:
         # Some parameters may be cleared and others not.
         renewed = any(id(p) in self._left and self._is_renewed(p) for p in params)
         self._renewed = self._renewed or renewed
-        left = {id(param) for param in params if self._is_left(param)}
+        left = [param for param in params if self._is_left(param)]
         self._left_over = self._left_over or bool(left)
-        self._left |= left
+        self._left |= set(map(id, left))
+        if left:
+            self._left_names += names_of(left, step.name_sources)
+        self._gradients += len(params)
         known = [p for p in _some_of(step) if id(p) in self._after_backward]
         marks = [(p.grad, self._after_backward[id(p)]) for p in known]
+        added = [p for p in params if id(p) in self._unscaled]
         if marks and all(grad is None for grad, _ in marks):
             self._cleared = True
-        elif any(grad is not None and mark.grad() is not grad for grad, mark in marks):
-            # Made by a backward pass since then.
+        elif self._scaled and any(
+            self._unscaled[id(p)].grad() is p.grad for p in added
+        ):
             self._foreign = True
         elif not all(mark.holds(grad) for grad, mark in marks) or _hooked(params):
             self._written(step)
-        elif self._scaled and not self._backwards and params:
-            self._foreign = True
 
     def _written(self, step: OptimizerStep) -> None:
         """Note that gradients were written to after backward, and their sizes."""
@@ -244,18 +277,45 @@ class LoopCheck:
         self._optimizers.add(optimizer)
         if self.stepping or not self.due:
             return
+        states = {} if self._iteration is None else self._iteration.states
+        if id(optimizer) in states:
+            stage = states[id(optimizer)]["stage"]
+            self._counts["unguarded_steps"] += stage is OptState.UNSCALED
+            return
         known = [p for p in _params_of(optimizer) if id(p) in self._after_backward]
         # As the backward pass of the scaled loss has left them.
         if known and self._after_backward[id(known[0])].holds(known[0].grad):
-            self._direct += 1
+            self._counts["direct_steps"] += 1
+
+    def _watch_accumulation(self, params: Iterable[Tensor]) -> None:
+        """Watch for backward passes of losses that were not scaled."""
+        for _, handle in self._accumulators:
+            handle.remove()
+        self._unscaled, self._accumulators = {}, []
+        for param in params:
+            node = _accumulator(param)
+            if node is not None:
+                hook = partial(self._on_accumulated, weakref.ref(param))
+                self._accumulators.append((node, node.register_hook(hook)))
+
+    def _on_accumulated(self, to: weakref.ref[Tensor], *_: object) -> None:
+        param = to()
+        if param is None:
+            return
+        before = self._unscaled.pop(id(param), None)
+        now = _marks([param]).get(id(param))
+        if now is None:
+            return
+        # A scaled gradient that is added to an unscaled one does not replace it.
+        if not self.in_scaled_backward or (before is not None and now.follows(before)):
+            self._unscaled[id(param)] = now
 
     def late_backward(self, update: int, scale: float) -> None:
         """Count a backward pass that has added to unscaled gradients."""
         self._counts["late_backward"] += 1
         times = self._counts["late_backward"]
         if times & (times - 1) == 0:
-            data = {"observed": "loop", **self._counts, "scale": scale}
-            self._observe(update, {**data, "direct_steps": self._direct})
+            self._observe(update, {"observed": "loop", **self._counts, "scale": scale})
 
     # --- Called once an update --------------------------------------------------------
 
@@ -270,7 +330,8 @@ class LoopCheck:
             steps: What each optimizer has done.
         """
         params = [p for step in steps.values() for p in _some_of(step)]
-        if self.due:
+        # Nothing is known of the gradients before the first update.
+        if self.due and update > 1:
             self._count(update, scale)
             self._looked = _marks(params)
         if self._casts:
@@ -285,10 +346,19 @@ class LoopCheck:
         self._scaled = self._backwards = 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared.clear()
+        self._left_names, self._gradients = [], 0
         self._after_backward, self._added, self._unused = {}, {}, []
         self._raw = {}
+        self.in_scaled_backward = False
+        # Not in every 64th: 85 us for 8 parameters.
+        self._watch_accumulation(params if update in FIRST else ())
         if self.due:
             self._after_step = _marks(params)
+
+    def flush(self, update: int, scale: float) -> None:
+        """Report direct steps that no update has followed."""
+        if self.due and self._counts["direct_steps"]:
+            self._report(update, scale)
 
     def _count(self, update: int, scale: float) -> None:
         counts = self._counts
@@ -303,8 +373,16 @@ class LoopCheck:
                 self._norms.append(norm)
                 self._peaks.append(peak)
                 self._shrunk = raw / norm if norm > 0.0 else 0.0
+        self._report(update, scale)
+
+    def _report(self, update: int, scale: float) -> None:
+        """Report the counts, if any of them tells of a fault."""
+        counts = self._counts
         data: dict[str, Any] = {"observed": "loop", **counts, "scale": scale}
-        data["direct_steps"] = self._direct
+        if 0 < len(self._left_names) < self._gradients:
+            self._uncleared_names = self._left_names
+        if self._uncleared_names:
+            data["left"] = self._uncleared_names
         if len(self._norms) >= ENOUGH:
             data |= {
                 "norm": self._norms[-1],
@@ -313,8 +391,7 @@ class LoopCheck:
                 "peak_spread": _spread(self._peaks),
                 "shrunk": self._shrunk if math.isfinite(self._shrunk) else 0.0,
             }
-        faults = set(counts) - {"looks", "renewed"}
-        if any(data[name] for name in (*faults, "direct_steps")):
+        if any(counts[name] for name in set(counts) - {"looks", "renewed"}):
             self._observe(update, data)
 
     def _report_casts(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
@@ -332,6 +409,7 @@ class LoopCheck:
     def _check_setup(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
         """Compare the parameters of the model with those of the optimizers."""
         data: dict[str, Any] = {"observed": "setup"}
+        dtypes = {*self._dtypes}
         half = [
             param
             for step in steps.values()
@@ -343,8 +421,9 @@ class LoopCheck:
             sources = tuple(s for step in steps.values() for s in step.name_sources)
             data["float16_params"] = len(half)
             data["float16_param"] = names_of(half[:1], sources)[0]
-        elif self._handle is not None and self._dtype not in (None, "float16"):
-            data |= {"float16": False, "dtype": self._dtype}
+        elif self._handle is not None and dtypes and not {None, "float16"} & dtypes:
+            names = sorted(map(str, dtypes))
+            data |= {"float16": False, "dtype": " and ".join(names)}
         if len(data) > 1:
             self._observe(update, data)
 
@@ -462,13 +541,24 @@ def _hooked(params: Iterable[Tensor]) -> bool:
     )
 
 
+def _accumulator(param: Tensor) -> Any:
+    """Return the node that adds to the gradient of a leaf; None for others."""
+    if type(param) not in (Tensor, torch.nn.Parameter) or not param.requires_grad:
+        return None
+    with torch.enable_grad():
+        node = param.view_as(param).grad_fn
+    return None if node is None else node.next_functions[0][0]
+
+
 def _some_of(step: OptimizerStep) -> list[Tensor]:
-    """Return a few parameters of an optimizer: the first ones and the last ones."""
+    """Return a few parameters of an optimizer, from the first to the last."""
     if step.owner() is None:
         return []
     params = step.params()
-    half = PARAMS // 2
-    return params if len(params) <= PARAMS else [*params[:half], *params[-half:]]
+    if len(params) <= PARAMS:
+        return params
+    last = len(params) - 1
+    return [params[last * i // (PARAMS - 1)] for i in range(PARAMS)]
 
 
 def _params_of(optimizer: Optimizer) -> list[Tensor]:

@@ -1,12 +1,16 @@
 """Finds the model that owns given parameters."""
 
 import gc
+import sys
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
+
+from gradscale.torch.locate.module_tracker import LIBRARIES
+from gradscale.torch.names import apart
 
 ModelRef = weakref.ref[nn.Module]
 
@@ -26,6 +30,7 @@ class ModelLookup:
 
     def __init__(self) -> None:
         self._found: dict[Hashable, ModelRef | None] = {}
+        self._groups: list[ModelGroup] = []
 
     def of_optimizer(self, optimizer: Any) -> ModelRef | None:
         """Return a reference to the model that owns an optimizer's parameters."""
@@ -49,9 +54,96 @@ class ModelLookup:
     ) -> ModelRef | None:
         known = self._found.get(key)
         if key not in self._found or (known is not None and known() is None):
-            model = find_model(params())
+            models = find_models(params())
+            model = models[0] if models else None
+            if len(models) > 1:
+                model = ModelGroup(models)
+                self._groups.append(model)
             self._found[key] = None if model is None else weakref.ref(model)
         return self._found[key]
+
+
+class ModelGroup(nn.Module):
+    """Several models that are trained together, under the names of their variables.
+
+    Does not keep them alive.
+
+    >>> group = ModelGroup([encoder := nn.Linear(2, 2), head := nn.Linear(2, 1)])
+    >>> [name for name, _ in group.named_parameters()]
+    ['encoder.weight', 'encoder.bias', 'head.weight', 'head.bias']
+
+    Args:
+        models: Named after variables of the calling functions, else by their class.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        super().__init__()
+        names = map(variable_name, models)
+        kinds = (
+            name or type(model).__name__
+            for name, model in zip(names, models, strict=True)
+        )
+        unique = apart(kinds, set())
+        self._members = dict(zip(unique, map(weakref.ref, models), strict=True))
+
+    def _alive(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, ref in self._members.items():
+            model = ref()
+            if model is not None:
+                yield name, model
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]  # of the members
+        """Whether one of the models is in training mode."""
+        return any(model.training for _, model in self._alive())
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        """Ignore the mode that the base class sets at construction."""
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Yield the modules of the models."""
+        for name, model in self._alive():
+            yield from model.named_modules(prefix=name)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Yield the parameters of the models."""
+        for name, model in self._alive():
+            yield from model.named_parameters(prefix=name)
+
+    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """Yield the buffers of the models."""
+        for name, model in self._alive():
+            yield from model.named_buffers(prefix=name)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """Return a module by its name."""
+        return dict(self.named_modules())[target]
+
+
+def variable_name(value: object) -> str:
+    """Return the name of a variable of a calling function; empty without one.
+
+    Attributes of its `self` are looked at too.
+
+    >>> layer = nn.Linear(1, 1)
+    >>> variable_name(layer)
+    'layer'
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(LIBRARIES):
+            owner = frame.f_locals.get("self")
+            attributes = {}
+            if type(owner).__dictoffset__:
+                # Runs no code of the object.
+                attributes = object.__getattribute__(owner, "__dict__")
+            for scope in (frame.f_locals, attributes, frame.f_globals):
+                for name, each in list(scope.items()):
+                    if each is value:
+                        return str(name)
+        frame = frame.f_back  # type: ignore[assignment]  # the outermost has none
+    return ""
 
 
 def find_model(params: Sequence[Tensor]) -> nn.Module | None:
@@ -67,29 +159,42 @@ def find_model(params: Sequence[Tensor]) -> nn.Module | None:
     >>> find_model([nn.Parameter(torch.ones(2))]) is None
     True
     """
+    models = find_models(params)
+    return models[0] if models else None
+
+
+def find_models(params: Sequence[Tensor]) -> list[nn.Module]:
+    """Return the models that own the parameters, the one with the most first."""
     try:
         return _search({id(param) for param in params})
     except Exception:
         # The search may run code of arbitrary objects, which may raise anything; a
         # missing name must not end the run.
-        return None
+        return []
 
 
-def _search(wanted: set[int]) -> nn.Module | None:
+def _search(wanted: set[int]) -> list[nn.Module]:
     objects = gc.get_objects()
     # By type: isinstance may run code of the object.
     types = {id(kind): kind for kind in map(type, objects)}
     module_types = {key for key, kind in types.items() if issubclass(kind, nn.Module)}
     modules = [each for each in objects if id(type(each)) in module_types]
     inner = {id(child) for module in modules for child in _children(module)}
-    best, most = None, (0, 0)
-    for module in modules:
-        if id(module) not in inner:
-            own = _parameter_ids(module)
-            known = len(wanted & own)
-            if known and (known, -len(own)) > most:
-                best, most = module, (known, -len(own))
-    return None if best is None else _unwrapped(best)
+    outermost = [module for module in modules if id(module) not in inner]
+    owned = [(_parameter_ids(module), module) for module in outermost]
+    found = []
+    while wanted:
+        # The first of those that own equally many, with the fewest others.
+        own, best = max(
+            owned,
+            key=lambda each: (len(wanted & each[0]), -len(each[0])),
+            default=(set(), None),
+        )
+        if best is None or not wanted & own:
+            break
+        found.append(_unwrapped(best))
+        wanted = wanted - own
+    return found
 
 
 def _parameter_ids(module: nn.Module) -> set[int]:

@@ -39,6 +39,8 @@ SCALED_IN_VAIN = 8
 HOOKED_AFTER = 3
 # And before one is no ordinary overflow any more.
 SUSPECT = HOOKED_AFTER - 1
+# The scale at which gradients that never were finite are no longer explained by it.
+UNEXPLAINED_SCALE = 1.0
 # Finite steps over which the hooks wait for the next failure that the scale does not
 # explain, such as a bad batch of every epoch, and how often they do in a run.
 PATIENCE = 100
@@ -68,6 +70,8 @@ class Monitor:
         recorded: There is a run file or a sink.
         raises_at_floor: Raise `ScaleCollapsed`. If False, steps go on being skipped
             and the finding is recorded.
+        resumed: An optimizer had taken steps before the first of this scaler, whose
+            state was not loaded.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class Monitor:
         every = SAMPLE_EVERY if recorder is None else recorder.sample_every
         self.recorded = self._run.observed
         self.raises_at_floor = True
+        self.resumed = False
         self.meter = Meter(every if self.recorded else None, kernels=kernels)
         weakref.finalize(self, self.meter.remove_hooks).atexit = False
         self._copies = RowCopies()
@@ -113,7 +118,9 @@ class Monitor:
         self._bad = 0
         # Of the last step that was not finite.
         self._culprits: list[str] = []
-        self._begun = self._unlocated = self._casts_watched = False
+        self._begun = self._unlocated = False
+        # Layers for which casts were observed.
+        self._casts_watched: set[str] = set()
         self._patient_looks = PATIENT_LOOKS
         # The last failing step that the module hooks have observed.
         self._observed = 0
@@ -150,7 +157,8 @@ class Monitor:
         recorder = self._run.recorder
         if recorder is not None:
             if not self._windows:
-                recorder.trains(step.owner() for step in steps.values())
+                owners = (step.owner() for step in steps.values())
+                recorder.trains(owners, resumed=self.resumed)
             recorder.begin_update(state.total.start)
         self._windows[self.scaled_losses] += 1
         self.scaled_losses = 0
@@ -271,6 +279,7 @@ class Monitor:
             self._samples.update((s.step, s) for s in self.meter.finish())
             self._judge_rows(self._copies.drain(state), None)
         self._judge_waiting(None)
+        self.loop.flush(self._copies.updates + 1, self._last_scale)
         unused = self._unused_losses()
         if unused:
             data = {"observed": "end", "unused_losses": unused}
@@ -372,8 +381,9 @@ class Monitor:
             state=state_dict,
         )
         self._follow(found.record, judged, case.steps)
-        if sample is not None and judge.suspects_layer and not self._casts_watched:
-            self._casts_watched = True
+        suspected = judge.suspected_layer
+        if sample is not None and suspected and suspected not in self._casts_watched:
+            self._casts_watched.add(suspected)
             self.loop.watch_casts()
 
     def _follow(
@@ -383,7 +393,7 @@ class Monitor:
         if record.finite and record.norm_finite:
             self._bad = 0
             return
-        if judged.verdict not in _EXPLAINED:
+        if judged.verdict not in _EXPLAINED or record.scale <= UNEXPLAINED_SCALE:
             self._bad += 1
         hooks = self.module_hooks
         if hooks.enabled or hooks.failure is not None:
