@@ -392,7 +392,7 @@ class GradScaler(torch.amp.GradScaler):
         self._loss_scales.in_block = True
         loop = self._monitor.loop
         try:
-            loop.in_scaled_backward = True
+            loop.foreign.in_scaled_backward = True
             yield scaled
             iteration.backwards += 1
             self._check_foreign(stash.params)
@@ -405,7 +405,7 @@ class GradScaler(torch.amp.GradScaler):
             raise
         finally:
             self._loss_scales.in_block = False
-            loop.in_scaled_backward = False
+            loop.foreign.in_scaled_backward = False
         self._loss_scales.note(id, found)
 
     def _check_writes(self, step: OptimizerStep) -> None:
@@ -422,7 +422,7 @@ class GradScaler(torch.amp.GradScaler):
 
     def _check_foreign(self, params: Iterable[Tensor]) -> None:
         """Report gradients that are not of scaled losses alone."""
-        found = self._iteration.first_backwards.foreign_among(params)
+        found = self._iteration.first_backwards.among(params)
         if found:
             self._report_mixture(found, "foreign")
 

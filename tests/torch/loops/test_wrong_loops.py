@@ -382,10 +382,12 @@ def test_the_hooks_are_gone_after_the_first_update():
     param = parameter(2)
     optimizer, scaler = SGD([param], lr=1.0), scaler_of()
     scaler.scale(planted(param, 1.0)).backward()
-    assert param._post_accumulate_grad_hooks
+    watched = scaler._iteration.first_backwards
+    assert watched._hooks
     scaler.step(optimizer)
     scaler.update()
-    assert not param._post_accumulate_grad_hooks
+    planted(param, 1.0).backward()
+    assert (watched._hooks, watched.among([param])) == ({}, [])
 
 
 def call_in_block(call, param, optimizer, scaler):

@@ -23,6 +23,7 @@ from gradscale.torch.locate.autograd_graph import leaf_behind, nodes_of
 from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.names import names_of
 from gradscale.torch.step.dispatch import StepMode
+from gradscale.torch.step.foreign_grads import ForeignGrads
 from gradscale.torch.step.iteration import Iteration
 from gradscale.torch.step.optimizer_step import OptimizerStep
 
@@ -83,7 +84,7 @@ class LoopCheck:
     Attributes:
         due: The present update is sampled.
         stepping: The scaler is stepping an optimizer.
-        in_scaled_backward: A backward pass of a scaled loss is running.
+        foreign: Knows the gradients that are not of scaled losses alone.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class LoopCheck:
         self._observe = observe
         self._lookup = lookup
         self.due, self.stepping = True, False
-        self.in_scaled_backward = False
+        self.foreign = ForeignGrads()
         self._counts = dict.fromkeys(
             (
                 *("looks", "unscaled", "uncleared", "written", "cleared_early"),
@@ -111,10 +112,6 @@ class LoopCheck:
         self._after_step: dict[int, _Mark] = {}
         # How many scaled backward passes have added to each of them since then.
         self._added: dict[int, int] = {}
-        # Gradients that hold those of a loss that was not scaled.
-        self._unscaled: dict[int, _Mark] = {}
-        # Nodes and their hooks: without a reference the node is made anew.
-        self._accumulators: list[tuple[Any, RemovableHandle]] = []
         # Gradients of a backward pass that no step has used.
         self._unused: list[_Mark] = []
         self._scaled = self._backwards = 0
@@ -159,7 +156,7 @@ class LoopCheck:
     def close(self) -> None:
         """Stop to watch."""
         self.due = False
-        self._watch_accumulation(())
+        self.foreign.close()
         if self._handle is not None:
             self._handle.remove()
 
@@ -182,7 +179,7 @@ class LoopCheck:
         self._scaled += 1
         self._iteration = iteration
         if self._scaled > MOST_LOSSES:
-            self._watch_accumulation(())
+            self.foreign.close()
             return
         if self._search_casts:
             self._search_casts = False
@@ -196,14 +193,14 @@ class LoopCheck:
                 # Of a micro-batch that no step has used.
                 self._cleared = True
             self._backwards += 1
-            self.in_scaled_backward = True
+            self.foreign.in_scaled_backward = True
             marks = _marks(params)
             torch.autograd.Variable._execution_engine.queue_callback(
                 lambda: after(marks)
             )
 
         def after(before: dict[int, _Mark]) -> None:
-            self.in_scaled_backward = False
+            self.foreign.in_scaled_backward = False
             # Also those of optimizers that the scaler does not step.
             others = [p for each in self._optimizers for p in _params_of(each)]
             if iteration.first:
@@ -253,12 +250,9 @@ class LoopCheck:
         self._gradients += len(params)
         known = [p for p in _some_of(step) if id(p) in self._after_backward]
         marks = [(p.grad, self._after_backward[id(p)]) for p in known]
-        added = [p for p in params if id(p) in self._unscaled]
         if marks and all(grad is None for grad, _ in marks):
             self._cleared = True
-        elif self._scaled and any(
-            self._unscaled[id(p)].grad() is p.grad for p in added
-        ):
+        elif self._scaled and self.foreign.among(params):
             self._foreign = True
         elif not all(mark.holds(grad) for grad, mark in marks) or _hooked(params):
             self._written(step)
@@ -286,29 +280,6 @@ class LoopCheck:
         # As the backward pass of the scaled loss has left them.
         if known and self._after_backward[id(known[0])].holds(known[0].grad):
             self._counts["direct_steps"] += 1
-
-    def _watch_accumulation(self, params: Iterable[Tensor]) -> None:
-        """Watch for backward passes of losses that were not scaled."""
-        for _, handle in self._accumulators:
-            handle.remove()
-        self._unscaled, self._accumulators = {}, []
-        for param in params:
-            node = _accumulator(param)
-            if node is not None:
-                hook = partial(self._on_accumulated, weakref.ref(param))
-                self._accumulators.append((node, node.register_hook(hook)))
-
-    def _on_accumulated(self, to: weakref.ref[Tensor], *_: object) -> None:
-        param = to()
-        if param is None:
-            return
-        before = self._unscaled.pop(id(param), None)
-        now = _marks([param]).get(id(param))
-        if now is None:
-            return
-        # A scaled gradient that is added to an unscaled one does not replace it.
-        if not self.in_scaled_backward or (before is not None and now.follows(before)):
-            self._unscaled[id(param)] = now
 
     def late_backward(self, update: int, scale: float) -> None:
         """Count a backward pass that has added to unscaled gradients."""
@@ -349,9 +320,10 @@ class LoopCheck:
         self._left_names, self._gradients = [], 0
         self._after_backward, self._added, self._unused = {}, {}, []
         self._raw = {}
-        self.in_scaled_backward = False
-        # Not in every 64th: 85 us for 8 parameters.
-        self._watch_accumulation(params if update in FIRST else ())
+        self.foreign.close()
+        if update in FIRST:
+            # Not in every 64th: 85 us for 8 parameters.
+            self.foreign.watch(params)
         if self.due:
             self._after_step = _marks(params)
 
@@ -539,15 +511,6 @@ def _hooked(params: Iterable[Tensor]) -> bool:
         p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
         for p in params
     )
-
-
-def _accumulator(param: Tensor) -> Any:
-    """Return the node that adds to the gradient of a leaf; None for others."""
-    if type(param) not in (Tensor, torch.nn.Parameter) or not param.requires_grad:
-        return None
-    with torch.enable_grad():
-        node = param.view_as(param).grad_fn
-    return None if node is None else node.next_functions[0][0]
 
 
 def _some_of(step: OptimizerStep) -> list[Tensor]:

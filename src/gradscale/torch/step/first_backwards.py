@@ -8,12 +8,13 @@ update.
 
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradscale.torch.messages import Write
+from gradscale.torch.step.foreign_grads import ForeignGrads
 from gradscale.torch.step.optimizer_step import Mark, is_marked, mark_of
 
 # The least scale at which a norm of scaled gradients cannot be meant.
@@ -25,86 +26,47 @@ DIGITS = 2
 
 
 class Made(NamedTuple):
-    """The gradient that a backward pass has left.
+    """The gradient that a scaled backward pass has left.
 
     Attributes:
         mark: The gradient and its version.
-        foreign: It holds a part that no scaled loss began.
-        sizes: f32[2] each, its norm and its peak; None if they are not known.
+        sizes: f32[2], its norm and its peak; None if they are not known.
     """
 
     mark: Mark
-    foreign: bool
     sizes: Tensor | None = None
 
 
-class FirstBackwards:
-    """Watches the backward passes before the first update.
-
-    >>> weight = torch.nn.Parameter(torch.ones(1))
-    >>> first = FirstBackwards()
-    >>> first.watch([weight])
-    >>> weight.sum().backward()
-    >>> first.foreign_among([weight]) == [weight]
-    True
-    >>> weight.grad = None
-    >>> first.foreign_among([weight])
-    []
-    """
+class FirstBackwards(ForeignGrads):
+    """Watches the backward passes before the first update."""
 
     def __init__(self) -> None:
-        self._running = False
-        self._hooks: dict[int, Any] = {}
+        super().__init__()
         self._made: dict[int, Made] = {}
         # Parameters that the backward pass of now has reached.
         self._reached: dict[int, Tensor] = {}
 
-    def watch(self, leaves: Iterable[Tensor]) -> None:
-        """Watch further parameters."""
-        for leaf in leaves:
-            if id(leaf) not in self._hooks:
-                hook = leaf.register_post_accumulate_grad_hook(self._accumulated)
-                self._hooks[id(leaf)] = hook
-
     def begin_scaled(self) -> None:
         """Note that the backward pass which runs now is that of a scaled loss."""
-        self._running = True
+        self.in_scaled_backward = True
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(self._end_scaled)
 
-    def _accumulated(self, param: Tensor) -> None:
-        grad, before = param.grad, self._made.pop(id(param), None)
-        if grad is None or grad.is_inference():
-            return
-        mark = mark_of(grad)
-        foreign = not self._running
-        if before is not None and before.foreign:
-            # Still there if the pass has only added to it.
-            old, version = before.mark
-            foreign = foreign or (old() is grad and mark[1] == version + 1)
-        self._made[id(param)] = Made(mark, foreign)
-        if self._running:
+    def accumulated(self, param: Tensor, grad: Tensor) -> None:
+        """Note a gradient after a backward pass has made it or added to it."""
+        super().accumulated(param, grad)
+        self._made[id(param)] = Made(mark_of(grad))
+        if self.in_scaled_backward:
             self._reached[id(param)] = param
 
     @torch.no_grad()
     def _end_scaled(self) -> None:
-        self._running = False
+        self.in_scaled_backward = False
         reached, self._reached = self._reached, {}
         for key, param in reached.items():
-            made, grad = self._made.get(key), param.grad
-            if made is not None and grad is not None and _is_plain(grad):
-                self._made[key] = made._replace(sizes=_sizes_of([grad]))
-
-    def foreign_among(self, params: Iterable[Tensor]) -> list[Tensor]:
-        """Return those of the parameters whose gradients hold a foreign part."""
-        return [
-            param
-            for param in params
-            if (made := self._made.get(id(param))) is not None
-            and made.foreign
-            and param.grad is not None
-            and is_marked(param.grad, made.mark)
-        ]
+            if param.grad is not None and _is_plain(param.grad):
+                sizes = _sizes_of([param.grad])
+                self._made[key] = Made(mark_of(param.grad), sizes)
 
     @torch.no_grad()
     def write_to(self, params: Iterable[Tensor], scale: float) -> Write | None:
@@ -147,10 +109,9 @@ class FirstBackwards:
         return "clipped" if lower and clipped else None
 
     def close(self) -> None:
-        """Remove the hooks."""
-        for hook in self._hooks.values():
-            hook.remove()
-        self._hooks, self._made, self._reached = {}, {}, {}
+        """Remove the hooks and forget what they have seen."""
+        super().close()
+        self._made, self._reached = {}, {}
 
 
 def _is_plain(grad: Tensor) -> bool:
