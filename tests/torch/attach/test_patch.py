@@ -102,10 +102,12 @@ def test_scalers_and_files_are_reported_in_the_notes(place):
 
 
 def test_warnings_are_written_into_the_file_and_not_issued(place):
-    scaler, model = torch.amp.GradScaler("cpu", **SETTINGS), net()
+    model = net()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
+    optimizer.zero_grad()
+    scaler = torch.amp.GradScaler("cpu", **SETTINGS)
     with warnings.catch_warnings():
         # A script may turn every warning into an error.
         warnings.simplefilter("error")
