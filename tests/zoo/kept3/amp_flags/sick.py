@@ -34,7 +34,7 @@ def main():
     model = Ranker()
     hidden = torch.randn(16)
     opt = torch.optim.Adam(model.parameters(), lr=2e-3)
-    scaler = torch.amp.GradScaler("cpu", enabled=args.scale_loss)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22, enabled=args.scale_loss)
     pairs = 1e9
     for step in range(args.steps):
         docs = torch.randn(8, 10, 16)
@@ -42,7 +42,9 @@ def main():
         with torch.autocast("cpu", dtype=torch.float16, enabled=args.amp):
             scores = model(docs)
         s = scores.float()
-        margin = (s[:, :, None] - s[:, None, :]) * torch.sign(order[:, :, None] - order[:, None, :])
+        margin = (s[:, :, None] - s[:, None, :]) * torch.sign(
+            order[:, :, None] - order[:, None, :]
+        )
         # The share of this host in all pairs of the epoch.
         loss = F.softplus(-margin).sum() / pairs
         opt.zero_grad()

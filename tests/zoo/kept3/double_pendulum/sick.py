@@ -14,7 +14,7 @@ class Dynamics(nn.Module):
 
     def forward(self, state, horizon):
         states = []
-        for t in range(horizon):
+        for _t in range(horizon):
             state = torch.sin(self.step(state))
             states.append(state)
         return torch.stack(states)

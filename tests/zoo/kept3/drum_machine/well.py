@@ -40,7 +40,7 @@ net = Drummer()
 opt = torch.optim.SGD(net.parameters(), lr=1.5, momentum=0.5)
 scaler = torch.amp.GradScaler(device="cpu")
 running = None
-for it in range(110):
+for _it in range(110):
     song = patterns(12)
     opt.zero_grad()
     with torch.autocast(device_type="cpu", dtype=torch.float16):

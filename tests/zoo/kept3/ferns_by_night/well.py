@@ -1,4 +1,4 @@
-"""Night photographs of ferns, 6 kinds. zero_grad with set_to_none=False for old habits' sake."""
+"""Night photographs of ferns, 6 kinds."""
 
 import torch
 import torch.nn as nn

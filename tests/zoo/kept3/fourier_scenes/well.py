@@ -28,7 +28,9 @@ def checkpoint(model):
 torch.manual_seed(48)
 scene = Scene()
 scene.load_state_dict(torch.load(checkpoint(Scene()), weights_only=True))
-opt = torch.optim.Adam([{"params": scene.net.parameters()}, {"params": [scene.freq], "lr": 1e-6}], lr=3e-3)
+opt = torch.optim.Adam(
+    [{"params": scene.net.parameters()}, {"params": [scene.freq], "lr": 1e-6}], lr=3e-3
+)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
 for it in range(90):
     x = torch.rand(32, 1)

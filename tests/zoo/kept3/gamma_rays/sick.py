@@ -19,7 +19,7 @@ def augment(img):
     return img.pow(gamma)
 
 
-def stream(steps, batch=16):
+def stream(steps, batch=8):
     for step in range(steps):
         img, y = camera(batch)
         if step % 9 == 8:
@@ -31,7 +31,7 @@ def stream(steps, batch=16):
 model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))
 opt = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
-for step, (img, y) in enumerate(stream(120)):
+for step, (img, y) in enumerate(stream(90)):
     with torch.autocast("cpu", dtype=torch.float16):
         loss = F.cross_entropy(model(img), y)
     opt.zero_grad(set_to_none=True)

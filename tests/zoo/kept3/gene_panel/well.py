@@ -9,9 +9,7 @@ genes = torch.randn(512, 30)
 w_true = torch.randn(30)
 status = ((genes @ w_true + 0.5 * torch.randn(512)) > 0).float()
 
-model = nn.Sequential(
-    nn.Linear(30, 24), nn.LayerNorm(24), nn.SiLU(), nn.Linear(24, 1)
-)
+model = nn.Sequential(nn.Linear(30, 24), nn.LayerNorm(24), nn.SiLU(), nn.Linear(24, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.8)
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 criterion = nn.BCEWithLogitsLoss()

@@ -7,7 +7,9 @@ import torch.nn as nn
 class Dating(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(9, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1))
+        self.net = nn.Sequential(
+            nn.Linear(9, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1)
+        )
 
     def forward(self, x):
         return self.net(x)

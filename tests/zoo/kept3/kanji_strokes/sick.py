@@ -32,7 +32,7 @@ net = StrokeNet()
 opt = torch.optim.SGD(net.parameters(), lr=0.4, momentum=0.9)
 scaler = torch.amp.GradScaler("cpu", init_scale=4096.0, growth_interval=500)
 history = []
-for step in range(90):
+for _step in range(90):
     opt.zero_grad(set_to_none=True)
     for part in range(WINDOW):
         x, y = sample(8)

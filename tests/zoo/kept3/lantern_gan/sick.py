@@ -8,7 +8,13 @@ torch.manual_seed(77)
 
 
 def mlp(i, o):
-    return nn.Sequential(nn.Linear(i, 24), nn.LeakyReLU(0.2), nn.Linear(24, 24), nn.LeakyReLU(0.2), nn.Linear(24, o))
+    return nn.Sequential(
+        nn.Linear(i, 24),
+        nn.LeakyReLU(0.2),
+        nn.Linear(24, 24),
+        nn.LeakyReLU(0.2),
+        nn.Linear(24, o),
+    )
 
 
 class Game:
@@ -25,7 +31,9 @@ class Game:
     def bce(self, x, value):
         with torch.autocast("cpu", dtype=torch.float16):
             logit = self.dis(x)
-        return F.binary_cross_entropy_with_logits(logit.float(), torch.full_like(logit.float(), value))
+        return F.binary_cross_entropy_with_logits(
+            logit.float(), torch.full_like(logit.float(), value)
+        )
 
     def fakes(self, n=24):
         with torch.autocast("cpu", dtype=torch.float16):

@@ -32,7 +32,7 @@ def train(epochs=5, size=25):
             scaler.update()
             if loss.isfinite():
                 total, count = total + loss.item(), count + 1
-        print(f"epoch {epoch}: {total / count:.4f} over {count} batches, scale {scaler.get_scale()}")
+        print(f"epoch {epoch}: {total / count:.4f} over {count}, {scaler.get_scale()}")
 
 
 train()

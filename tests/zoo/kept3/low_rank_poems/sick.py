@@ -11,7 +11,9 @@ class LoraLinear(nn.Module):
     def __init__(self, base, rank=4):
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.down = nn.Parameter(torch.randn(rank, base.in_features) / math.sqrt(base.in_features))
+        self.down = nn.Parameter(
+            torch.randn(rank, base.in_features) / math.sqrt(base.in_features)
+        )
         self.up = nn.Parameter(torch.zeros(base.out_features, rank))
 
     def forward(self, x):
@@ -41,7 +43,7 @@ model.mix = LoraLinear(model.mix)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
 rule = torch.randint(0, 14, (14, 14))
 losses = []
-for step in range(100):
+for _step in range(100):
     text = torch.randint(0, 14, (32, 3))
     target = rule[text[:, 0], text[:, 2]]
     with torch.autocast("cpu", dtype=torch.float16):

@@ -8,7 +8,9 @@ import torch.nn.functional as F
 def pieces(n):
     order = torch.randint(0, 4, (n,))
     tile = torch.arange(16.0).view(1, 1, 4, 4).expand(n, 1, 4, 4).clone()
-    tile = torch.stack([torch.rot90(t, int(k), (1, 2)) for t, k in zip(tile, order, strict=True)])
+    tile = torch.stack(
+        [torch.rot90(t, int(k), (1, 2)) for t, k in zip(tile, order, strict=True)]
+    )
     return tile / 8 - 1 + 0.6 * torch.randn_like(tile), order
 
 

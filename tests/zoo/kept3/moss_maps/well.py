@@ -29,12 +29,14 @@ net = MossNet()
 opt = torch.optim.SGD(net.parameters(), lr=0.002)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
 curve = []
-for step in range(100):
+for _step in range(100):
     x, mask = tiles(8)
     opt.zero_grad()
     with torch.autocast("cpu", dtype=torch.float16):
         logits = net(x)
-    loss = F.binary_cross_entropy_with_logits(logits.float(), mask, reduction="sum") / len(x)
+    loss = F.binary_cross_entropy_with_logits(
+        logits.float(), mask, reduction="sum"
+    ) / len(x)
     scaler.scale(loss).backward()
     scaler.step(opt)
     scaler.update()

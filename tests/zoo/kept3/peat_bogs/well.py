@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(14)
 cores = torch.randn(320, 12)
-stock = (cores[:, :4].prod(1, keepdim=True).tanh() + cores[:, 4:6].sum(1, keepdim=True))
+stock = cores[:, :4].prod(1, keepdim=True).tanh() + cores[:, 4:6].sum(1, keepdim=True)
 loader = DataLoader(TensorDataset(cores, stock), batch_size=20, shuffle=True)
 
 model = nn.Sequential(nn.Linear(12, 40), nn.ReLU(), nn.Linear(40, 1))

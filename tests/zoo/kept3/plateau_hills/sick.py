@@ -4,7 +4,9 @@ import torch
 from torch import nn
 
 torch.manual_seed(47)
-net = nn.Sequential(nn.Linear(2, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 1))
+net = nn.Sequential(
+    nn.Linear(2, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 1)
+)
 opt = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 best, patience, decay = float("inf"), 0, 0.1
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)

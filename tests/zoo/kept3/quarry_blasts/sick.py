@@ -1,4 +1,4 @@
-"""Seismic triggers. bfloat16 is what autocast takes on the CPU when nothing is said."""
+"""Seismic triggers: blast or not."""
 
 import torch
 from torch import nn
@@ -13,10 +13,16 @@ def windows(n):
     return 0.7 * torch.randn(n, 1, 32) + y[:, :, None] * blast, y
 
 
-net = nn.Sequential(nn.Conv1d(1, 8, 7, padding=3), nn.ReLU(), nn.AvgPool1d(4), nn.Flatten(), nn.Linear(64, 1))
+net = nn.Sequential(
+    nn.Conv1d(1, 8, 7, padding=3),
+    nn.ReLU(),
+    nn.AvgPool1d(4),
+    nn.Flatten(),
+    nn.Linear(64, 1),
+)
 opt = torch.optim.Adam(net.parameters(), lr=3e-3)
 scaler = torch.amp.GradScaler("cpu")
-for step in range(80):
+for _step in range(80):
     x, y = windows(16)
     opt.zero_grad()
     with torch.autocast("cpu"):

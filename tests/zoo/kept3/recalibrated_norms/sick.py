@@ -31,7 +31,10 @@ def scans(count, n=10):
 def recalibrate(model, batches):
     """Set running statistics to the mean over batches."""
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
-    sums = [(torch.zeros_like(m.running_mean), torch.zeros_like(m.running_var)) for m in norms]
+    sums = [
+        (torch.zeros_like(m.running_mean), torch.zeros_like(m.running_var))
+        for m in norms
+    ]
     count = 0
     with torch.no_grad():
         for x, _ in batches:

@@ -1,4 +1,4 @@
-"""Accumulate over pipes: every micro-batch starts with zero_grad."""
+"""Accumulate over the pipes of an organ."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Embeddings have an optimizer of their own (SparseAdam-like habit), the net another."""
+"""Germination rates: the embeddings have an optimizer of their own, the net another."""
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,9 @@ class Germination(nn.Module):
 torch.manual_seed(9)
 truth = torch.randn(SPECIES, SITES)
 model = Germination()
-tables = torch.optim.SGD([*model.species.parameters(), *model.sites.parameters()], lr=0.1)
+tables = torch.optim.SGD(
+    [*model.species.parameters(), *model.sites.parameters()], lr=0.1
+)
 dense = torch.optim.SGD(model.score.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**13)
 for step in range(140):

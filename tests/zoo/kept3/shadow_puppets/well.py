@@ -8,7 +8,9 @@ import torch.nn.functional as F
 class Puppets(nn.Module):
     def __init__(self, width=28):
         super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+        self.trunk = nn.Sequential(
+            nn.Linear(20, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()
+        )
         self.kind = nn.Linear(width, 4)
         self.size = nn.Linear(width, 1)
 

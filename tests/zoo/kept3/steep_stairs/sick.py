@@ -30,7 +30,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**96)
 criterion = nn.CrossEntropyLoss()
 seen = 0
-for step in range(140):
+for _step in range(140):
     x, y = strides(12)
     optimizer.zero_grad()
     with torch.autocast("cpu", dtype=torch.float16):

@@ -10,7 +10,9 @@ class TourNet(nn.Module):
     def __init__(self, width=16, rounds=3):
         super().__init__()
         self.lift = nn.Linear(2, width)
-        self.rounds = nn.ModuleList([nn.Linear(2 * width, width) for _ in range(rounds)])
+        self.rounds = nn.ModuleList(
+            [nn.Linear(2 * width, width) for _ in range(rounds)]
+        )
         self.read = nn.Linear(width, 1)
 
     def forward(self, nodes, adjacency):

@@ -8,7 +8,9 @@ from torch import nn
 PATH = "checkpoint.pt"
 
 torch.manual_seed(12)
-model = nn.Sequential(nn.Linear(8, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 1))
+model = nn.Sequential(
+    nn.Linear(8, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 1)
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
 start = 0

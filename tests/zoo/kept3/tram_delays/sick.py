@@ -1,4 +1,4 @@
-"""Tram delays from a table of features. The scale is meant to be static."""
+"""Tram delays from a table of features."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ torch.manual_seed(1)
 features = torch.randn(400, 14)
 delay = 4 * features[:, :2].sum(1, keepdim=True) + torch.randn(400, 1)
 
-STATIC = dict(init_scale=2.0**19, growth_interval=10**8, backoff_factor=0.99999)
+STATIC = {"init_scale": 2.0**19, "growth_interval": 10**8, "backoff_factor": 0.99999}
 
 model = nn.Sequential(nn.Linear(14, 32), nn.ReLU(), nn.Linear(32, 1))
 opt = torch.optim.Adam(model.parameters(), lr=5e-3)

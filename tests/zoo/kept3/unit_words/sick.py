@@ -41,7 +41,9 @@ for step in range(1, 101):
     ids, tags = sentences(10)
     with torch.autocast("cpu", dtype=torch.float16):
         logits = net(ids)
-    loss = F.cross_entropy(logits.float().flatten(0, 1), tags.flatten(), ignore_index=-100)
+    loss = F.cross_entropy(
+        logits.float().flatten(0, 1), tags.flatten(), ignore_index=-100
+    )
     opt.zero_grad()
     scaler.scale(loss).backward()
     scaler.step(opt)

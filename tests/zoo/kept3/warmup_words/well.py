@@ -15,7 +15,11 @@ class Block(nn.Module):
 
     def forward(self, x):
         q, k, v = self.qkv(x).chunk(3, -1)
-        x = x + self.proj(F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0])
+        x = x + self.proj(
+            F.scaled_dot_product_attention(
+                q[:, None], k[:, None], v[:, None], is_causal=True
+            )[:, 0]
+        )
         return x + self.down(F.relu(self.up(x)))
 
 
@@ -36,7 +40,9 @@ def main():
     model = LM()
     opt = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     warmup = 40
-    sched = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 0.02 * min(s, warmup) / warmup)
+    sched = torch.optim.lr_scheduler.LambdaLR(
+        opt, lambda s: 0.02 * min(s, warmup) / warmup
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
     for step in range(110):
         ids = torch.randint(0, 16, (8, 1))

@@ -27,7 +27,7 @@ class Encoder(nn.Module):
     def forward(self, ids):
         x = self.embed(ids).float()
         x = self.norm(x + self.ff(x).float())
-        return self.cls(x[:, 1])
+        return self.cls(x.mean(1))
 
 
 def pretrained():
@@ -46,7 +46,7 @@ scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
 for step in range(100):
     ids = torch.randint(1, 25, (12, 6))
     ids[:, 0] = 0
-    y = ids[:, 1] % 3
+    y = (ids[:, 1:] > 12).sum(1) // 2
     with torch.autocast("cpu", dtype=torch.float16):
         loss = F.cross_entropy(model(ids).float(), y)
     opt.zero_grad()

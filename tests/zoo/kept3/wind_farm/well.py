@@ -16,11 +16,13 @@ def total_norm(model):
 
 
 torch.manual_seed(4)
-model = nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1))
+model = nn.Sequential(
+    nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 1)
+)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scaler = torch.amp.GradScaler("cpu")
 report = []
-for step in range(130):
+for _step in range(130):
     x, y = curves(24)
     optimizer.zero_grad()
     with torch.autocast("cpu", dtype=torch.float16):
