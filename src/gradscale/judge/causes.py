@@ -253,6 +253,14 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "clip": "Clip the gradients by their norm: global_clipnorm of the inner "
         "optimizer.",
     },
+    "mxnet": {
+        "find": "Find the tensors at the next skip: scaler.last.culprits.",
+        "guard": ' gradscale.mxnet.Recorder(guard="raise") stops a hopeless run.',
+        "clip": "Clip the gradients by their norm: amp.unscale(trainer), then "
+        "gluon.utils.clip_global_norm.",
+        "scaling": "Check that the loss was multiplied by the scale before the "
+        "gradients were computed, amp.scale_loss(loss, trainer)",
+    },
 }
 KNOWN_PATTERN = Advice(
     "Look at {place_at}. {place_instead}", lambda seen: bool(seen.get("place_instead"))
