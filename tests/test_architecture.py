@@ -101,7 +101,6 @@ LARGER_FOLDERS = {"torch/kernels": 15}
 
 # At 600 lines a file is split, or says why not.
 LONG_FILES = {
-    "judge/catalogue.py": "a table of texts; one table is easier to search than four",
     "judge/causes.py": "one table: the first row whose evidence is there is the cause",
     "torch/scaler.py": "all of torch's interface; torch.compile refuses to inherit",
 }
