@@ -67,7 +67,7 @@ def check_trainer(trainer: Any) -> None:
 
 
 def update_outside_kvstore(trainer: Any) -> None:
-    """Have a trainer update its weights itself, or raise if it was told not to.
+    """Have a trainer update its weights itself; raise if it cannot.
 
     Raises:
         ConfigError: The trainer updates its weights on the key-value store.
