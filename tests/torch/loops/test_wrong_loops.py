@@ -378,6 +378,30 @@ def test_two_scalers_of_a_gan_are_not_reported(coded):
     assert all(int(scaler.applied_steps) == 3 for scaler in scalers)
 
 
+def test_gradients_of_any_kind_are_checked_without_an_error(coded):
+    params = [
+        torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+        for shape, dtype in (
+            ((0, 3), torch.float32),
+            ((), torch.float64),
+            ((2,), torch.complex64),
+            ((2,), torch.bfloat16),
+        )
+    ]
+    embedding = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer, scaler = SGD([*params, embedding.weight], lr=1.0), scaler_of()
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = sum(param.abs().float().sum() for param in params)
+        loss = loss + embedding(torch.tensor([1, 1])).sum()
+        scaler.scale(loss).backward()
+        for param in params:
+            param.grad *= 0.5
+        scaler.step(optimizer)
+        scaler.update()
+    assert int(scaler.applied_steps) == 10
+
+
 def test_the_hooks_are_gone_after_the_first_update():
     param = parameter(2)
     optimizer, scaler = SGD([param], lr=1.0), scaler_of()

@@ -23,7 +23,7 @@ from gradscale.torch.locate.autograd_graph import leaf_behind, nodes_of
 from gradscale.torch.monitor.model_lookup import ModelLookup
 from gradscale.torch.names import names_of
 from gradscale.torch.step.dispatch import StepMode
-from gradscale.torch.step.foreign_grads import ForeignGrads
+from gradscale.torch.step.foreign_grads import ForeignGrads, has_other_hooks
 from gradscale.torch.step.iteration import Iteration
 from gradscale.torch.step.optimizer_step import OptimizerStep
 
@@ -254,7 +254,9 @@ class LoopCheck:
             self._cleared = True
         elif self._scaled and self.foreign.among(params):
             self._foreign = True
-        elif not all(mark.holds(grad) for grad, mark in marks) or _hooked(params):
+        elif not all(mark.holds(grad) for grad, mark in marks) or any(
+            map(has_other_hooks, params)
+        ):
             self._written(step)
 
     def _written(self, step: OptimizerStep) -> None:
@@ -498,19 +500,16 @@ def _sizes_of(step: OptimizerStep) -> tuple[Tensor, Tensor] | None:
     if step.owner() is None:
         return None
     grads = [p.grad for p in step.params() if p.grad is not None]
-    plain = [g for g in grads if type(g) is Tensor and g.layout is torch.strided]
+    plain = [
+        grad
+        for grad in grads
+        # An empty one has no peak.
+        if type(grad) is Tensor and grad.layout is torch.strided and grad.numel()
+    ]
     if not plain or len({grad.device for grad in plain}) != 1:
         return None
     norm = torch.nn.utils.get_total_norm(plain).float()
     return norm, torch.nn.utils.get_total_norm(plain, math.inf).float()
-
-
-def _hooked(params: Iterable[Tensor]) -> bool:
-    """Whether hooks on parameters may have written to their gradients in backward."""
-    return any(
-        p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)
-        for p in params
-    )
 
 
 def _some_of(step: OptimizerStep) -> list[Tensor]:

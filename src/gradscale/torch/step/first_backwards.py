@@ -83,7 +83,7 @@ class FirstBackwards(ForeignGrads):
             made = self._made.get(id(param))
             # What is no tensor is refused when the gradients are read.
             grad = param.grad if isinstance(param, Tensor) else None
-            if grad is None:
+            if grad is None or grad.numel() == 0:
                 continue
             if made is None or made.sizes is None or made.mark[0]() is not grad:
                 return None
@@ -115,7 +115,8 @@ class FirstBackwards(ForeignGrads):
 
 
 def _is_plain(grad: Tensor) -> bool:
-    return type(grad) is Tensor and grad.layout is torch.strided
+    # An empty one has no peak.
+    return type(grad) is Tensor and grad.layout is torch.strided and grad.numel() > 0
 
 
 def _sizes_of(grads: list[Tensor]) -> Tensor:

@@ -4,13 +4,11 @@ A loss that was not scaled, or was scaled by another scaler, leaves a sum of two
 Hooks notice it when the gradient is accumulated. Nothing is read from the device.
 """
 
-import weakref
 from collections.abc import Iterable
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from gradscale.torch.step.optimizer_step import Mark, mark_of
 
@@ -34,25 +32,21 @@ class ForeignGrads:
 
     def __init__(self) -> None:
         self.in_scaled_backward = False
-        # Nodes and their hooks, by parameter: without a reference the node is made
-        # anew. Hooks on the parameters would be taken for those of other code.
-        self._hooks: dict[int, tuple[Any, Any]] = {}
+        self._hooks: dict[int, RemovableHandle] = {}
         # Gradients after a foreign backward pass, and scaled ones since.
         self._marks: dict[int, Mark] = {}
 
     def watch(self, params: Iterable[Tensor]) -> None:
         """Watch further parameters."""
         for param in params:
-            node = None if id(param) in self._hooks else _accumulator(param)
-            if node is not None:
-                hook = node.register_hook(partial(self._on_hook, weakref.ref(param)))
-                self._hooks[id(param)] = node, hook
+            plain = type(param) in (Tensor, torch.nn.Parameter) and param.is_leaf
+            if plain and param.requires_grad and id(param) not in self._hooks:
+                hook = param.register_post_accumulate_grad_hook(self._on_hook)
+                self._hooks[id(param)] = hook
 
-    def _on_hook(self, to: "weakref.ref[Tensor]", *_: object) -> None:
-        param = to()
-        if param is None or param.grad is None or param.grad.is_inference():
-            return
-        self.accumulated(param, param.grad)
+    def _on_hook(self, param: Tensor) -> None:
+        if param.grad is not None and not param.grad.is_inference():
+            self.accumulated(param, param.grad)
 
     def accumulated(self, param: Tensor, grad: Tensor) -> None:
         """Note a gradient after a backward pass has made it or added to it."""
@@ -74,15 +68,24 @@ class ForeignGrads:
 
     def close(self) -> None:
         """Remove the hooks and forget what they have seen."""
-        for _, hook in self._hooks.values():
+        for hook in self._hooks.values():
             hook.remove()
         self._hooks, self._marks, self.in_scaled_backward = {}, {}, False
 
 
-def _accumulator(param: Tensor) -> Any:
-    """Return the node that adds to the gradient of a leaf; None for others."""
-    if type(param) not in (Tensor, torch.nn.Parameter) or not param.requires_grad:
-        return None
-    with torch.enable_grad():
-        node = param.view_as(param).grad_fn
-    return None if node is None else node.next_functions[0][0]
+def has_other_hooks(param: Tensor) -> bool:
+    """Return whether other code may write to a gradient when it is accumulated.
+
+    >>> weight = torch.nn.Parameter(torch.ones(1))
+    >>> ForeignGrads().watch([weight])
+    >>> has_other_hooks(weight)
+    False
+    >>> _ = weight.register_hook(lambda grad: grad.clamp(-1.0, 1.0))
+    >>> has_other_hooks(weight)
+    True
+    """
+    hooks = getattr(param, "_post_accumulate_grad_hooks", None) or {}
+    return bool(param._backward_hooks) or any(
+        not isinstance(getattr(hook, "__self__", None), ForeignGrads)
+        for hook in hooks.values()
+    )
