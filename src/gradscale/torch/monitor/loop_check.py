@@ -517,10 +517,11 @@ def _some_of(step: OptimizerStep) -> list[Tensor]:
     if step.owner() is None:
         return []
     params = step.params()
-    if len(params) <= PARAMS:
-        return params
-    last = len(params) - 1
-    return [params[last * i // (PARAMS - 1)] for i in range(PARAMS)]
+    if len(params) > PARAMS:
+        last = len(params) - 1
+        params = [params[last * i // (PARAMS - 1)] for i in range(PARAMS)]
+    # What is no tensor is refused when the gradients are read.
+    return [param for param in params if isinstance(param, Tensor)]
 
 
 def _params_of(optimizer: Optimizer) -> list[Tensor]:
