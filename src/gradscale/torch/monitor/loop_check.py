@@ -5,7 +5,6 @@ and the 34th, then every 64th. No value is read from the device; identities and
 versions of gradients are compared, and three numbers are copied without waiting.
 """
 
-import gc
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
 from gradscale.torch.locate.autograd_graph import leaf_behind, nodes_of
-from gradscale.torch.monitor.model_lookup import ModelLookup
+from gradscale.torch.monitor.model_lookup import ModelLookup, instances_of
 from gradscale.torch.names import names_of
 from gradscale.torch.step.dispatch import StepMode
 from gradscale.torch.step.foreign_grads import ForeignGrads, has_other_hooks
@@ -530,12 +529,7 @@ def _params_of(optimizer: Optimizer) -> list[Tensor]:
 
 def live_optimizers() -> list[Optimizer]:
     """Return every optimizer of the process. Searches all tracked objects."""
-    kinds = [Optimizer]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    known = {id(kind) for kind in kinds}
-    # By type: isinstance may run code of the object.
-    return [each for each in gc.get_objects() if id(type(each)) in known]
+    return instances_of(Optimizer)
 
 
 def _marks(params: Iterable[Tensor]) -> dict[int, _Mark]:

@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
@@ -174,11 +175,7 @@ def find_models(params: Sequence[Tensor]) -> list[nn.Module]:
 
 
 def _search(wanted: set[int]) -> list[nn.Module]:
-    objects = gc.get_objects()
-    # By type: isinstance may run code of the object.
-    types = {id(kind): kind for kind in map(type, objects)}
-    module_types = {key for key, kind in types.items() if issubclass(kind, nn.Module)}
-    modules = [each for each in objects if id(type(each)) in module_types]
+    modules = instances_of(nn.Module)
     inner = {id(child) for module in modules for child in _children(module)}
     outermost = [module for module in modules if id(module) not in inner]
     owned = [(_parameter_ids(module), module) for module in outermost]
@@ -195,6 +192,21 @@ def _search(wanted: set[int]) -> list[nn.Module]:
         found.append(_unwrapped(best))
         wanted = wanted - own
     return found
+
+
+def instances_of(base: type) -> list[Any]:
+    """Return every object of a type or its subtypes. Searches all tracked objects.
+
+    None outside of the main thread: a tuple that another thread is building, and to
+    which the list of all objects refers, makes that thread crash.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return []
+    objects = gc.get_objects()
+    # By type: isinstance may run code of the object.
+    kinds = {id(kind): kind for kind in map(type, objects)}
+    wanted = {key for key, kind in kinds.items() if issubclass(kind, base)}
+    return [each for each in objects if id(type(each)) in wanted]
 
 
 def _parameter_ids(module: nn.Module) -> set[int]:
