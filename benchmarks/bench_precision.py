@@ -275,16 +275,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--optimizer", action="append", choices=tuple(KINDS), help="only this one"
     )
-    add_only(parser, IMPLS)
+    add_only(parser, (*IMPLS, COST))
     args = parser.parse_args(arguments)
     run = RUNS[args.size or ("small" if args.device == "cuda" else "tiny")]
     run = run._replace(steps=args.steps or run.steps, seeds=args.seeds or run.seeds)
     impls = [impl for impl in IMPLS if impl in (args.only or IMPLS)]
     rows: list[dict[str, Any]] = []
-    for name in args.optimizer or KINDS:
+    for name in (args.optimizer or KINDS) if impls else ():
         rows += measure(name, KINDS[name], impls, run, args)
         save(args, "precision", rows)
-    rows += cost(run, args)
+    if COST in (args.only or [COST]):
+        rows += cost(run, args)
     show(args, "precision", rows, COLUMNS, "Training with float16 weights")
 
 
