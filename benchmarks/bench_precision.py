@@ -10,8 +10,9 @@ schedule, for several seeds. Each optimizer trains
 
 "loss" is the mean loss over held-out text after the last step, averaged over the seeds;
 "gap" is its distance from fp32, "noise" the spread (largest less smallest) of fp32 over
-the seeds. "within" says whether the gap is no larger than the noise. p50 is the wall
-time of a step, host included.
+the seeds. "within" says whether the gap is no larger than the noise. A seed gives every
+implementation the same initial weights and batches: "least gap" and "largest gap" are
+the distances from fp32 seed by seed. p50 is the wall time of a step, host included.
 
 The last rows are the cost of masters with own optimizers: everything after backward for
 f16 parameters, beside the time of the unavoidable memory traffic (see bench_step).
@@ -99,36 +100,29 @@ class Kind(NamedTuple):
     Attributes:
         make: Makes it of parameters.
         own: Makes the one of gradscale.torch.optim; None if there is none.
-        without: Makes it for f16 parameters without masters.
     """
 
     make: Callable[[Any], torch.optim.Optimizer]
-    own: Callable[[Any], torch.optim.Optimizer] | None
-    without: Callable[[Any], torch.optim.Optimizer]
+    own: Callable[[Any], torch.optim.Optimizer] | None = None
 
 
 # Low rates: updates come near the distance of float16 numbers, where masters matter.
 RATES = {"AdamW": 3e-4, "SGD": 3e-3, "Adafactor": 1e-3, "custom": 5e-5}
+# The same for all: the default, 1e-8, is 0 in float16 and refused without masters.
+ADAM = {"lr": RATES["AdamW"], "eps": 1e-6}
 KINDS = {
     "AdamW": Kind(
-        lambda params: torch.optim.AdamW(params, lr=RATES["AdamW"]),
-        lambda params: optim.AdamW(params, lr=RATES["AdamW"]),
-        # The default eps is 0 in float16 and refused.
-        lambda params: torch.optim.AdamW(params, lr=RATES["AdamW"], eps=1e-4),
+        lambda params: torch.optim.AdamW(params, **ADAM),
+        lambda params: optim.AdamW(params, **ADAM),
     ),
     "SGD": Kind(
         lambda params: torch.optim.SGD(params, lr=RATES["SGD"], momentum=0.9),
         lambda params: optim.SGD(params, lr=RATES["SGD"], momentum=0.9),
-        lambda params: torch.optim.SGD(params, lr=RATES["SGD"], momentum=0.9),
     ),
     "Adafactor": Kind(
         lambda params: torch.optim.Adafactor(params, lr=RATES["Adafactor"]),
-        None,
-        lambda params: torch.optim.Adafactor(params, lr=RATES["Adafactor"]),
     ),
     "custom": Kind(
-        lambda params: SignMomentum(params, lr=RATES["custom"]),
-        None,
         lambda params: SignMomentum(params, lr=RATES["custom"]),
     ),
 }
@@ -140,6 +134,8 @@ COLUMNS = {
     "implementation": "impl",
     "loss": "loss",
     "gap": "gap",
+    "least gap": "least_gap",
+    "largest gap": "largest_gap",
     "noise": "noise",
     "within": "within",
     "skipped": "skipped",
@@ -154,8 +150,7 @@ def prepared(
     """Return the optimizer and the scaler of an implementation; cast the model."""
     if impl == "fp32":
         return kind.make(model.parameters()), None
-    makes = {"own masters": kind.own, "no masters": kind.without}
-    make = makes.get(impl) or kind.make
+    make = (impl == "own masters" and kind.own) or kind.make
     masters = impl != "no masters"
     # Own optimizers have masters in any case.
     _, optimizer, scaler = initialize(
@@ -223,33 +218,52 @@ def measure(
 ) -> list[dict[str, Any]]:
     """Train with one optimizer, all seeds; return a row for each implementation."""
     rows: list[dict[str, Any]] = []
-    base: list[float] = []
     for impl in impls:
         if impl == "own masters" and kind.own is None:
             continue
         done = [train(kind, impl, run, seed, args.device) for seed in range(run.seeds)]
         losses = [loss for loss, _, _ in done]
-        base = losses if impl == "fp32" else base
-        row = {
-            "impl": impl,
-            "optimizer": name,
-            "dtype": "f32" if impl == "fp32" else "f16",
-            "elements": sum(p.numel() for p in Logits(run.size).parameters()),
-            "steps": run.steps,
-            "seeds": run.seeds,
-            "losses": losses,
-            "loss": statistics.fmean(losses),
-            "skipped": sum(skipped for _, _, skipped in done),
-            **quantiles([ms for _, times, _ in done for ms in times]),
-        }
-        if base and impl != "fp32":
-            gap = statistics.fmean(losses) - statistics.fmean(base)
-            noise = max(base) - min(base)
+        rows.append(
+            {
+                "impl": impl,
+                "optimizer": name,
+                "dtype": "f32" if impl == "fp32" else "f16",
+                "elements": sum(p.numel() for p in Logits(run.size).parameters()),
+                "steps": run.steps,
+                "seeds": run.seeds,
+                "losses": losses,
+                "loss": statistics.fmean(losses),
+                "skipped": sum(skipped for _, _, skipped in done),
+                **quantiles([ms for _, times, _ in done for ms in times]),
+            }
+        )
+    return compared(rows)
+
+
+def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of one optimizer with their distances from fp32, if it is there.
+
+    Args:
+        rows: As `measure` makes them; those of one seed are at the same index.
+    """
+    base = next((row["losses"] for row in rows if row["impl"] == "fp32"), None)
+    if base is None:
+        return rows
+    noise = max(base) - min(base)
+    found = []
+    for row in rows:
+        gaps = [loss - other for loss, other in zip(row["losses"], base, strict=True)]
+        gap = statistics.fmean(gaps)
+        distances = {
+            "gap": gap,
+            "least_gap": min(gaps),
+            "largest_gap": max(gaps),
+            "noise": noise,
             # A loss that is not finite is not within anything.
-            within = math.isfinite(gap) and gap <= noise
-            row |= {"gap": gap, "noise": noise, "within": within}
-        rows.append(row)
-    return rows
+            "within": math.isfinite(gap) and gap <= noise,
+        }
+        found.append(row if row["impl"] == "fp32" else row | distances)
+    return found
 
 
 def cost(run: Run, args: Any) -> list[dict[str, Any]]:
