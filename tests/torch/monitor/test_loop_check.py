@@ -1,12 +1,16 @@
 """A wrong use of the scaler is found in the smallest loop that has it, and no other."""
 
 import gc
+import threading
 import weakref
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.optimizer import (
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_pre_hook,
+)
 
 from gradscale.diagnosis import diagnose_run
 from gradscale.errors import GradscaleWarning
@@ -601,6 +605,64 @@ def test_without_a_run_file_no_optimizer_is_watched():
     scaler = GradScaler("cpu")
     assert len(_global_optimizer_pre_hooks) == before
     scaler.close()
+
+
+# --- Other threads --------------------------------------------------------------------
+
+
+class Guarded(nn.Parameter):
+    """A parameter that notes the threads in which its gradient is read."""
+
+    readers: set[int]
+
+    @property
+    def grad(self):
+        self.readers.add(threading.get_ident())
+        return torch.Tensor.grad.__get__(self)
+
+    @grad.setter
+    def grad(self, value):
+        torch.Tensor.grad.__set__(self, value)
+
+
+def test_gradients_of_an_optimizer_of_another_thread_are_not_read(tmp_path):
+    loop, param = Loop(tmp_path / "run.gs"), Guarded(torch.ones(1))
+    param.readers = set()
+    other = torch.optim.SGD([param], lr=0.1)
+
+    def train():
+        param.square().sum().backward()
+        other.step()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    param.readers.clear()
+    for number in range(1, 8):
+        plain(loop, number)
+    assert param.readers == set()
+    # As before, in the thread of the scaler.
+    train()
+    plain(loop, 8)
+    assert param.readers == {threading.get_ident()}
+    loop.scaler.close()
+
+
+def test_a_scaler_that_is_made_during_a_step_adds_no_hook(tmp_path):
+    made = []
+    handle = register_optimizer_step_pre_hook(
+        lambda *_: made.append(Loop(tmp_path / "second.gs"))
+    )
+    first = Loop(tmp_path / "first.gs")
+    hooks = len(_global_optimizer_pre_hooks)
+    # Torch iterates over the hooks here, and would raise.
+    first.optimizer.step()
+    assert len(_global_optimizer_pre_hooks) == hooks
+    first.scaler.close()
+    assert len(_global_optimizer_pre_hooks) == hooks
+    made.pop().scaler.close()
+    assert len(_global_optimizer_pre_hooks) == hooks - 1
+    handle.remove()
 
 
 # --- The dtype of a graph -------------------------------------------------------------

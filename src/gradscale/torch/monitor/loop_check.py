@@ -6,6 +6,7 @@ versions of gradients are compared, and three numbers are copied without waiting
 """
 
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -75,10 +76,13 @@ class _Mark(NamedTuple):
 class LoopCheck:
     """Compares gradients at the points of a training step at which they may change.
 
+    Reads no gradient of an optimizer that another thread steps: a backward pass there
+    frees and replaces gradients without the GIL, and a read meanwhile crashes.
+
     Args:
         observe: Called with a step and data for the judge.
         lookup: Finds the model of the optimizers.
-        optimizers: Also watch the steps that all optimizers of the process take.
+        optimizers: Also watch the steps of optimizers that the scaler does not step.
 
     Attributes:
         due: The present update is sampled.
@@ -105,7 +109,11 @@ class LoopCheck:
             0,
         )
         self._iteration: Iteration | None = None
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        # The thread of the last scaled loss, and that of each optimizer's last step.
+        self._thread = threading.get_ident()
+        self._optimizers: weakref.WeakKeyDictionary[Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )
         # By parameter id: gradients after the last scaled backward, and after the step.
         self._after_backward: dict[int, _Mark] = {}
         self._after_step: dict[int, _Mark] = {}
@@ -139,29 +147,31 @@ class LoopCheck:
         # Parameters with a gradient when model and optimizers were last compared.
         self._live = -1
         self._dtypes: list[str | None] = []
-        self._handle: RemovableHandle | None = None
+        self._watches_optimizers = optimizers
         if optimizers:
-            # Weak: the hook lives as long as the process.
-            here = weakref.ref(self)
-
-            def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-                there = here()
-                if there is not None:
-                    there._before_step(optimizer)
-
-            self._handle = register_optimizer_step_pre_hook(before_step)
-            weakref.finalize(self, self._handle.remove).atexit = False
+            _step_hook.add(self)
 
     def close(self) -> None:
         """Stop to watch."""
         self.due = False
         self.foreign.close()
-        if self._handle is not None:
-            self._handle.remove()
+        if self._watches_optimizers:
+            _step_hook.remove(id(self))
 
     def has_stepped(self, optimizer: Any) -> bool:
         """Return whether an optimizer has taken a step since the scaler was made."""
-        return any(each is optimizer for each in self._optimizers)
+        return any(ref() is optimizer for ref in self._optimizers.keyrefs())
+
+    def _params_of_thread(self) -> list[Tensor]:
+        """Return the parameters of all optimizers that the scaler's thread steps."""
+        # Not items(): other threads add optimizers meanwhile.
+        optimizers = [ref() for ref in self._optimizers.keyrefs()]
+        return [
+            param
+            for each in optimizers
+            if each is not None and self._optimizers.get(each) == self._thread
+            for param in _params_of(each)
+        ]
 
     def watch_casts(self) -> None:
         """Observe in the next update which casts to float16 flush gradients to 0."""
@@ -176,6 +186,7 @@ class LoopCheck:
         if len(self._dtypes) < DTYPES:
             self._dtypes.append(half_dtype(loss))
         self._scaled += 1
+        self._thread = threading.get_ident()
         self._iteration = iteration
         if self._scaled > MOST_LOSSES:
             self.foreign.close()
@@ -201,7 +212,7 @@ class LoopCheck:
         def after(before: dict[int, _Mark]) -> None:
             self.foreign.in_scaled_backward = False
             # Also those of optimizers that the scaler does not step.
-            others = [p for each in self._optimizers for p in _params_of(each)]
+            others = self._params_of_thread()
             if iteration.first:
                 leaves = (ref() for ref in iteration.leaves.values())
                 others += [leaf for leaf in leaves if leaf is not None]
@@ -267,10 +278,10 @@ class LoopCheck:
             both = AsyncTensor(torch.stack([*sizes, raw.to(sizes[0].device)]))
             self._sizes.append((self._counts["looks"], both))
 
-    def _before_step(self, optimizer: Optimizer) -> None:
-        """Count a step that was not requested from the scaler."""
-        self._optimizers.add(optimizer)
-        if self.stepping or not self.due:
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Count a step that was not requested from the scaler. In any thread."""
+        thread = self._optimizers[optimizer] = threading.get_ident()
+        if thread != self._thread or self.stepping or not self.due:
             return
         states = {} if self._iteration is None else self._iteration.states
         if id(optimizer) in states:
@@ -310,7 +321,7 @@ class LoopCheck:
             self._report_casts(update, steps)
         if update == SETUP:
             self._check_setup(update, steps)
-        if self._handle is not None and (
+        if self._watches_optimizers and (
             update == SETUP or (self.due and update > SETUP)
         ):
             self._check_missing(update, steps)
@@ -394,7 +405,7 @@ class LoopCheck:
             sources = tuple(s for step in steps.values() for s in step.name_sources)
             data["float16_params"] = len(half)
             data["float16_param"] = names_of(half[:1], sources)[0]
-        elif self._handle is not None and dtypes and not {None, "float16"} & dtypes:
+        elif self._watches_optimizers and dtypes and not {None, "float16"} & dtypes:
             names = sorted(map(str, dtypes))
             data |= {"float16": False, "dtype": " and ".join(names)}
         if len(data) > 1:
@@ -435,6 +446,46 @@ class LoopCheck:
         if mark is None or grad is None or mark.grad() is not grad:
             return False
         return added > 0 and grad._version == mark.version + added
+
+
+class _StepHook:
+    """Calls checks before each step of any optimizer of the process.
+
+    One hook of torch for all checks: one that is added or removed during a step in
+    another thread makes that step raise `OrderedDict mutated during iteration`.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant: a check may be deleted at any point, here too.
+        self._lock = threading.RLock()
+        self._checks: dict[int, weakref.ref[LoopCheck]] = {}
+        self._handle: RemovableHandle | None = None
+
+    def add(self, check: LoopCheck) -> None:
+        """Call a check until it is removed or deleted."""
+        key = id(check)
+        weakref.finalize(check, self.remove, key).atexit = False
+        with self._lock:
+            self._checks[key] = weakref.ref(check)
+            if self._handle is None:
+                self._handle = register_optimizer_step_pre_hook(self._before_step)
+
+    def remove(self, key: int) -> None:
+        """Stop to call the check with this id."""
+        with self._lock:
+            self._checks.pop(key, None)
+            if not self._checks and self._handle is not None:
+                self._handle.remove()
+                self._handle = None
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for ref in list(self._checks.values()):
+            check = ref()
+            if check is not None:
+                check.before_step(optimizer)
+
+
+_step_hook = _StepHook()
 
 
 def half_dtype(loss: Tensor) -> str | None:
