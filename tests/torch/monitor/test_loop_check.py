@@ -16,6 +16,7 @@ from gradscale.diagnosis import diagnose_run
 from gradscale.errors import GradscaleWarning
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler
+from gradscale.torch.monitor import loop_check
 from gradscale.torch.monitor.loop_check import EVERY, half_dtype
 from tests.torch.training import iterate, parameter, planted
 
@@ -592,6 +593,13 @@ def test_gradients_are_not_kept_alive_by_a_scaler_in_use():
     assert gone() is None
 
 
+@pytest.fixture
+def no_other_checks(monkeypatch):
+    """Scalers of tests before this one may be alive."""
+    monkeypatch.setattr(loop_check, "_step_hook", loop_check._StepHook())
+
+
+@pytest.mark.usefixtures("no_other_checks")
 def test_a_closed_scaler_watches_no_optimizer(tmp_path):
     before = len(_global_optimizer_pre_hooks)
     loop = Loop(tmp_path / "run.gs")
@@ -600,6 +608,7 @@ def test_a_closed_scaler_watches_no_optimizer(tmp_path):
     assert len(_global_optimizer_pre_hooks) == before
 
 
+@pytest.mark.usefixtures("no_other_checks")
 def test_without_a_run_file_no_optimizer_is_watched():
     before = len(_global_optimizer_pre_hooks)
     scaler = GradScaler("cpu")
@@ -648,6 +657,7 @@ def test_gradients_of_an_optimizer_of_another_thread_are_not_read(tmp_path):
     loop.scaler.close()
 
 
+@pytest.mark.usefixtures("no_other_checks")
 def test_a_scaler_that_is_made_during_a_step_adds_no_hook(tmp_path):
     made = []
     handle = register_optimizer_step_pre_hook(

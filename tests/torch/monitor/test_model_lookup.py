@@ -1,12 +1,13 @@
 """The model that owns an optimizer's parameters is found."""
 
 import gc
+import threading
 
 import torch
 from torch import nn
 
 from gradscale.torch.monitor import model_lookup
-from gradscale.torch.monitor.model_lookup import ModelLookup, find_model
+from gradscale.torch.monitor.model_lookup import ModelLookup, find_model, instances_of
 
 
 def test_the_outermost_module_is_found():
@@ -86,6 +87,29 @@ def test_objects_that_raise_do_not_disturb_the_search():
     net = nn.Linear(2, 1)
     assert find_model(list(net.parameters())) is net
     assert len(kept) == 2
+
+
+def test_the_search_does_not_disturb_tuples_that_another_thread_fills():
+    # CPython raises SystemError if a tuple that it fills has a second reference.
+    kept = [[number] for number in range(100_000)]
+    tuples, errors, done = 0, [], threading.Event()
+
+    def fill():
+        nonlocal tuples
+        while not done.is_set():
+            try:
+                tuples += len(tuple(_ for _ in range(20))) == 20
+            except SystemError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    net = nn.Linear(2, 1)
+    found = [net in instances_of(nn.Linear) for _ in range(40)]
+    done.set()
+    thread.join()
+    assert found == [True] * 40
+    assert (errors, tuples > 0, len(kept)) == ([], True, 100_000)
 
 
 def test_a_model_is_searched_for_once_per_optimizer(monkeypatch):

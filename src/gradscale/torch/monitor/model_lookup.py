@@ -2,10 +2,10 @@
 
 import gc
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain, compress, repeat
 from typing import Any
 
 from torch import Tensor, nn
@@ -197,16 +197,20 @@ def _search(wanted: set[int]) -> list[nn.Module]:
 def instances_of(base: type) -> list[Any]:
     """Return every object of a type or its subtypes. Searches all tracked objects.
 
-    None outside of the main thread: a tuple that another thread is building, and to
-    which the list of all objects refers, makes that thread crash.
+    No other thread runs while `every` refers to all objects: there, `tuple(...)` of a
+    generator raises SystemError if the tuple that it fills has a second reference.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return []
-    objects = gc.get_objects()
+    every: list[Any] = []
     # By type: isinstance may run code of the object.
-    kinds = {id(kind): kind for kind in map(type, objects)}
-    wanted = {key for key, kind in kinds.items() if issubclass(kind, base)}
-    return [each for each in objects if id(type(each)) in wanted]
+    wanted = map(issubclass, map(type, every), repeat(base))
+    # One call of C functions alone, which holds the GIL: fill, select, clear.
+    return list(
+        chain(
+            filter(None, map(every.extend, map(gc.get_objects, (None,)))),
+            compress(every, wanted),
+            filter(None, map(list.clear, (every,))),
+        )
+    )
 
 
 def _parameter_ids(module: nn.Module) -> set[int]:
