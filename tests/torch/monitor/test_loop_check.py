@@ -675,6 +675,16 @@ def test_a_scaler_that_is_made_during_a_step_adds_no_hook(tmp_path):
     handle.remove()
 
 
+def test_a_compiled_step_of_an_optimizer_is_compiled_beside_a_recorded_run(tmp_path):
+    loop = Loop(tmp_path / "run.gs")
+    param = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([param], lr=0.5)
+    param.grad = torch.ones(2)
+    torch.compile(optimizer.step, backend="eager")()
+    assert param.tolist() == [0.5, 0.5]
+    loop.scaler.close()
+
+
 # --- The dtype of a graph -------------------------------------------------------------
 
 

@@ -479,6 +479,9 @@ class _StepHook:
                 self._handle = None
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            # Dynamo traces hooks too, and knows no threads.
+            return
         for ref in list(self._checks.values()):
             check = ref()
             if check is not None:
