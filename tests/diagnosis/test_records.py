@@ -5,7 +5,8 @@ import math
 import pytest
 
 from gradscale.core.records import Verdict, classify
-from gradscale.diagnosis.records import Bounds, Records, bounds_of
+from gradscale.diagnosis.records import Records
+from gradscale.judge.history import Bounds, bounds_of
 from gradscale.runfile import StepRow
 
 
@@ -16,7 +17,8 @@ def row(step, code, scale=1024.0, norm=None, amax=None, loss=None):
 
 def rebuilt(*rows, floor=None):
     """Return the record of the last of some rows."""
-    records = Records(floor)
+    policy = {"min_scale": floor, "max_scale": 2.0**24}
+    records = Records({} if floor is None else {"policy": policy})
     return [records.of(each) for each in rows][-1]
 
 

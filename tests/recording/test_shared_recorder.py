@@ -5,6 +5,7 @@ import os
 import pytest
 
 from gradscale import StepRecord
+from gradscale.diagnosis.judged_run import JudgedRun
 from gradscale.judge.judge import Judge
 from gradscale.recording.shared_recorder import (
     LONGEST_WAIT,
@@ -163,3 +164,34 @@ def test_a_forked_process_does_not_write_into_the_file_of_its_parent(make):
     first.update()
     first.arrive()
     assert [step for step, _ in read()[0]] == [1, 2]
+
+
+def test_several_scalers_are_judged_live_as_the_file_is(tmp_path):
+    files, path = SharedFiles(), tmp_path / "run.gs"
+    scalers = [SharedRecorder(files, path, rank=0, quiet=True) for _ in range(2)]
+    judges = [Judge(), Judge()]
+    for step in range(1, 31):
+        # From step 11 on the first one rests, and the second one fails.
+        lost = step > 10
+        for number, recorder in list(enumerate(scalers))[lost:]:
+            recorder.begin_update()
+            loss = float("nan") if lost else 1.0
+            own = StepRecord(
+                step, 8.0 + 24.0 * number, not lost, not lost, not lost, loss=loss
+            )
+            record = recorder.numbered(own)
+            recorder.see(record, judges[number].see(record))
+    files.close()
+    with open_run(path) as run:
+        judged = JudgedRun(run)
+        judged.read_events()
+        for row in run.steps():
+            judged.see(row)
+        live = [
+            (event.code, event.step)
+            for event in run.events()
+            if "evidence" in event.data
+        ]
+    found = [(finding.code, finding.step) for finding in judged.findings]
+    assert live == found
+    assert [code for code, _ in live] == ["GS203"]

@@ -57,10 +57,7 @@ def test_a_script_ends_as_under_torch(results, script):
     assert results[script].ended == 0
 
 
-# Live, each scaler of a process is judged by itself; the file is one run.
-@pytest.mark.parametrize(
-    "script", [s for s in SCRIPTS if s.cause != "scaler-made-anew"], ids=str
-)
+@pytest.mark.parametrize("script", SCRIPTS, ids=str)
 def test_the_file_gives_the_findings_that_were_reported_live(results, script):
     live, found = rejudged(results[script].record)
     assert [as_recorded(finding) for finding in found] == live

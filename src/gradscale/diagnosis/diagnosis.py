@@ -9,10 +9,11 @@ from gradscale.core.records import StepRecord, Verdict
 from gradscale.diagnosis.culprits import Culprit
 from gradscale.diagnosis.judged_run import JudgedRun
 from gradscale.diagnosis.loss_curve import LossCurve
-from gradscale.diagnosis.records import Bounds, bounds_of, is_skipped
+from gradscale.diagnosis.records import is_skipped
 from gradscale.diagnosis.timeline import Phase, Timeline, phases_of
 from gradscale.diagnosis.underflow import Underflow
 from gradscale.judge.findings import Finding, Health
+from gradscale.judge.history import Bounds, bounds_of
 from gradscale.judge.observations import Place
 from gradscale.judge.trend import TOP, exponent
 from gradscale.runfile import Run, StepRow

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from gradscale.core.records import StepRecord, Verdict
 from gradscale.diagnosis.culprits import NO_TENSORS, Culprits, tensors_in
 from gradscale.diagnosis.messages import recorded
-from gradscale.diagnosis.records import Records, bounds_of, is_skipped
+from gradscale.diagnosis.records import Records, is_skipped
 from gradscale.diagnosis.underflow import Meter
 from gradscale.judge.findings import (
     Finding,
@@ -54,9 +54,8 @@ class JudgedRun:
 
     def __init__(self, run: Run) -> None:
         meta = run.meta
-        bounds = bounds_of(meta)
         self._run = run
-        self._records = Records(None if bounds is None else bounds.floor)
+        self._records = Records(meta)
         self._judge = Judge(
             tensors=tensors_in(run, meta), framework=meta.get("framework", "")
         )

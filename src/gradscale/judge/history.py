@@ -1,11 +1,13 @@
 """The history of a run so far, and its episodes, in a fixed number of scalars."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from gradscale.core.records import LOST_TOO_MUCH, StepRecord
+from gradscale.core.records import COLLAPSED_AFTER, LOST_TOO_MUCH, StepRecord, Verdict
 from gradscale.judge.trend import TOP, exponent
+from gradscale.judge.verdict_table import verdicts_where
 
 # Finite steps in a row that end an episode. A bad batch in every short epoch is many
 # episodes, a scale that is raised too often is one.
@@ -40,6 +42,86 @@ FRESH_STEPS = 3
 # Bits of headroom with which a scale is acquitted also while it is being found. Weight
 # gradients have headroom to spare where those of activations overflow first.
 SPARED_BITS = 12.0
+_IDLE = Verdict.NO_GRADIENTS.code
+_COLLAPSE = Verdict.COLLAPSE.code
+UNSKIPPED = tuple(v.code for v in verdicts_where(lambda row: not row.skipped))
+
+
+class Bounds(NamedTuple):
+    """The lowest and the highest scale of a policy."""
+
+    floor: float
+    ceiling: float
+
+
+def bounds_of(meta: Mapping[str, Any]) -> Bounds | None:
+    """Return the bounds of a run's policy; None if it has none or they are unknown.
+
+    >>> bounds_of({"policy": {"min_scale": 1.0, "max_scale": 65536.0}})
+    Bounds(floor=1.0, ceiling=65536.0)
+    """
+    policy = meta.get("policy")
+    if not isinstance(policy, Mapping):
+        return None
+    low, high = policy.get("min_scale"), policy.get("max_scale")
+    if not isinstance(low, (int, float)) or not isinstance(high, (int, float)):
+        return None
+    # A fixed scale has no floor to fall to.
+    return Bounds(float(low), float(high)) if 0.0 <= low < high < math.inf else None
+
+
+class StepSequence:
+    """Counts again, over all records of a run, what depends on earlier steps.
+
+    Whether a step was finite before, whether the scale was just raised, steps at the
+    floor: a run file has no such fields, and each of several scalers counts only its
+    own steps. A judge thus gives the same findings for the file as live.
+
+    >>> steps = StepSequence()
+    >>> first, second = StepRecord(1, 8.0, True, True), StepRecord(2, 32.0, True, True)
+    >>> [steps.place(record, "GS000").grown for record in (first, second)]
+    [False, True]
+
+    Args:
+        meta: The metadata of the run. If its policy has no lowest scale, that is the
+            scale of the first collapse.
+    """
+
+    def __init__(self, meta: Mapping[str, Any] | None = None) -> None:
+        bounds = bounds_of(meta or {})
+        self._floor = None if bounds is None else bounds.floor
+        self._begun = False
+        self._calibrated = False
+        self._scale = 0.0
+        self._held = 0
+
+    def place(self, record: StepRecord, verdict: str) -> StepRecord:
+        """Return the next record, as one of all steps of the run.
+
+        Args:
+            record: `calibrated` counts for the first one.
+            verdict: The code of the verdict on it.
+        """
+        if not self._begun:
+            self._begun = True
+            self._scale, self._calibrated = record.scale, record.calibrated
+        grown, before = record.scale > self._scale, self._scale
+        record = record._replace(
+            calibrated=self._calibrated, grown=grown, floor_steps=0
+        )
+        if verdict == _IDLE:
+            return record
+        self._scale = record.scale
+        if verdict in UNSKIPPED:
+            self._calibrated, self._held = True, 0
+            return record
+        self._held = self._held + 1 if self._held and record.scale == before else 1
+        if verdict == _COLLAPSE:
+            self._floor = record.scale if self._floor is None else self._floor
+            self._held = max(self._held, COLLAPSED_AFTER)
+        at_floor = self._floor is not None and record.scale <= self._floor
+        stuck = at_floor or verdict == _COLLAPSE
+        return record._replace(floor_steps=self._held if stuck else 0)
 
 
 @dataclass(slots=True)

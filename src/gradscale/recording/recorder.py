@@ -201,7 +201,7 @@ class Recorder:
             return
         names = self._parameter_names()
         meta = {
-            "policy": _described(self._policy),
+            "policy": described(self._policy),
             "parameters": names,
             "framework": self._framework,
             **self._meta,
@@ -397,7 +397,8 @@ def _listed(names_of: Callable[[], Sequence[str]]) -> list[str]:
         return []
 
 
-def _described(policy: AnyPolicy | None) -> dict[str, Any] | None:
+def described(policy: AnyPolicy | None) -> dict[str, Any] | None:
+    """Return a policy as `meta` holds it."""
     if policy is None:
         return None
     return {"kind": type(policy).__name__, **asdict(policy)}

@@ -11,9 +11,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from gradscale.core.records import StepRecord
-from gradscale.judge.judge import Judgement
-from gradscale.recording.recorder import Recorder
+from gradscale.core.records import StepRecord, classify
+from gradscale.judge.history import StepSequence
+from gradscale.judge.judge import Judge, Judgement
+from gradscale.recording.recorder import Recorder, described
 from gradscale.runfile import RunWriter, TensorSample
 
 MADE_ANEW = "GS118"
@@ -49,10 +50,13 @@ class SharedFile:
 
     An update gets the next number of the file when it is made. Its row reaches the
     host some updates later, and waits here until no row with a lower number is
-    missing.
+    missing. Then it is judged as one of all rows, as a reader of the file does.
 
     Attributes:
         writer: Writes the file; None if this process writes none.
+        judge: Judges the rows of all scalers.
+        sequence: Counts over them what depends on earlier steps.
+        culprits: The non-finite tensors that were written last.
         lock: Held by every method: a scaler may be deleted in any thread.
         parts: The recorders of the scalers that are alive.
         begun: Scalers recorded so far.
@@ -60,6 +64,8 @@ class SharedFile:
 
     def __init__(self) -> None:
         self.writer: RunWriter | None = None
+        self.judge, self.sequence = Judge(), StepSequence()
+        self.culprits: tuple[str, ...] = ()
         self.lock = threading.RLock()
         self.parts: list[SharedRecorder] = []
         self.begun = 0
@@ -100,6 +106,7 @@ class SharedFile:
         known = set(self._names)
         new = [name for name in names if name not in known]
         self._names += new
+        self.judge.tensors = len(self._names)
         if self.begun and new and self.writer is not None:
             self.writer.set_meta(parameters=list(self._names))
 
@@ -192,10 +199,14 @@ class SharedRecorder(Recorder):
         file = self._file = self._files.here()
         with file.lock:
             if file.writer is None:
+                file.judge = Judge(framework=self._framework)
+                file.sequence = StepSequence({"policy": described(self._policy)})
                 super().begin()
                 file.writer = self.writer
             else:
                 self._join(file, file.writer)
+            for _, facts in self._early_events:
+                self._observe(file, **facts)
             if self.writer is not None:
                 file.parts.append(self)
                 file.begun += 1
@@ -272,19 +283,55 @@ class SharedRecorder(Recorder):
         culprits: Sequence[str] = (),
         peaks: Mapping[str, float] | None = None,
     ) -> None:
-        """Record one step, `numbered`, once those before it are recorded."""
-        file, writer = self._recording(), self.writer
-        if file is None or writer is None:
+        """Record one step, `numbered`, once those before it are recorded.
+
+        Args:
+            record: As in the base class.
+            judgement: Not recorded: it is that of the steps of one scaler.
+            culprits: As in the base class.
+            peaks: As in the base class.
+        """
+        file = self._recording()
+        if file is None:
             return
         number = record.step
         with file.lock:
             while self._awaited and self._awaited[0] <= number:
                 self._awaited.popleft()
-            file.put(number, partial(super().see, record, judgement, culprits, peaks))
-            if self._introduction is not None:
-                data, self._introduction = self._introduction, None
-                event = partial(writer.event, MADE_ANEW, step=number, data=data)
-                file.put(number, event)
+            file.put(number, partial(self._judge, file, record, culprits, peaks))
+
+    def _judge(
+        self,
+        file: SharedFile,
+        record: StepRecord,
+        culprits: Sequence[str],
+        peaks: Mapping[str, float] | None,
+    ) -> None:
+        """Judge and record the next step of the file."""
+        if self._introduction is not None:
+            data, self._introduction = self._introduction, None
+            self._observe(file, step=record.step, data=data)
+            super().event(MADE_ANEW, step=record.step, data=data)
+        record = file.sequence.place(record, classify(record).code)
+        judgement = file.judge.see(record, culprits)
+        # Culprits are written if they are not those of the row before.
+        self._culprits = file.culprits
+        super().see(record, judgement, culprits, peaks)
+        file.culprits = self._culprits
+
+    def event(self, code: str, **facts: Any) -> None:
+        """Record an event, and let the judge of all scalers know."""
+        file = self._recording()
+        if file is not None:
+            self._observe(file, **facts)
+        super().event(code, **facts)
+
+    def _observe(
+        self, file: SharedFile, step: int = 0, data: Any = None, **_: Any
+    ) -> None:
+        if isinstance(data, Mapping):
+            with file.lock:
+                file.judge.observe(step, data)
 
     def sample(self, step: int, samples: Mapping[str, TensorSample]) -> None:
         """Record the counts of the underflow meter at a step, by tensor."""

@@ -294,7 +294,11 @@ def rows_of(path):
     """Return the steps, scales and the data of the scalers' events in a run file."""
     with open_run(path) as run:
         steps = [(row.step, row.scale) for row in run.steps()]
-        begun = [(e.step, e.data) for e in run.events() if e.code == "GS118"]
+        begun = [
+            (e.step, e.data)
+            for e in run.events()
+            if e.code == "GS118" and "observed" in e.data
+        ]
     return steps, begun
 
 

@@ -18,6 +18,7 @@ from gradscale.runfile import open_run
 from gradscale.torch import GradScaler
 from gradscale.torch.monitor import loop_check
 from gradscale.torch.monitor.loop_check import EVERY, half_dtype
+from gradscale.torch.monitor.step_hook import StepHook
 from tests.torch.training import iterate, parameter, planted
 
 UPDATES = 30
@@ -596,7 +597,7 @@ def test_gradients_are_not_kept_alive_by_a_scaler_in_use():
 @pytest.fixture
 def no_other_checks(monkeypatch):
     """Scalers of tests before this one may be alive."""
-    monkeypatch.setattr(loop_check, "_step_hook", loop_check._StepHook())
+    monkeypatch.setattr(loop_check, "step_hook", StepHook())
 
 
 @pytest.mark.usefixtures("no_other_checks")

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
+from torch.optim.optimizer import Optimizer
 
 from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
 from gradscale.torch.locate.autograd_graph import leaf_behind, nodes_of
 from gradscale.torch.monitor.model_lookup import ModelLookup, instances_of
+from gradscale.torch.monitor.step_hook import step_hook
 from gradscale.torch.names import names_of
 from gradscale.torch.step.dispatch import StepMode
 from gradscale.torch.step.foreign_grads import ForeignGrads, has_other_hooks
@@ -149,14 +149,14 @@ class LoopCheck:
         self._dtypes: list[str | None] = []
         self._watches_optimizers = optimizers
         if optimizers:
-            _step_hook.add(self)
+            step_hook.add(self)
 
     def close(self) -> None:
         """Stop to watch."""
         self.due = False
         self.foreign.close()
         if self._watches_optimizers:
-            _step_hook.remove(id(self))
+            step_hook.remove(self)
 
     def has_stepped(self, optimizer: Any) -> bool:
         """Return whether an optimizer has taken a step since the scaler was made."""
@@ -446,49 +446,6 @@ class LoopCheck:
         if mark is None or grad is None or mark.grad() is not grad:
             return False
         return added > 0 and grad._version == mark.version + added
-
-
-class _StepHook:
-    """Calls checks before each step of any optimizer of the process.
-
-    One hook of torch for all checks: one that is added or removed during a step in
-    another thread makes that step raise `OrderedDict mutated during iteration`.
-    """
-
-    def __init__(self) -> None:
-        # Reentrant: a check may be deleted at any point, here too.
-        self._lock = threading.RLock()
-        self._checks: dict[int, weakref.ref[LoopCheck]] = {}
-        self._handle: RemovableHandle | None = None
-
-    def add(self, check: LoopCheck) -> None:
-        """Call a check until it is removed or deleted."""
-        key = id(check)
-        weakref.finalize(check, self.remove, key).atexit = False
-        with self._lock:
-            self._checks[key] = weakref.ref(check)
-            if self._handle is None:
-                self._handle = register_optimizer_step_pre_hook(self._before_step)
-
-    def remove(self, key: int) -> None:
-        """Stop to call the check with this id."""
-        with self._lock:
-            self._checks.pop(key, None)
-            if not self._checks and self._handle is not None:
-                self._handle.remove()
-                self._handle = None
-
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            # Dynamo traces hooks too, and knows no threads.
-            return
-        for ref in list(self._checks.values()):
-            check = ref()
-            if check is not None:
-                check.before_step(optimizer)
-
-
-_step_hook = _StepHook()
 
 
 def half_dtype(loss: Tensor) -> str | None:

@@ -1,0 +1,62 @@
+"""One hook of torch before the steps of all optimizers, for all recorded scalers."""
+
+import threading
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+
+class StepCheck(Protocol):
+    """Is called before each step."""
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Look at an optimizer, in the thread that steps it."""
+
+
+class StepHook:
+    """Calls checks before each step of any optimizer of the process.
+
+    Torch has one hook for all of them: one that is added or removed during a step in
+    another thread makes that step raise `OrderedDict mutated during iteration`.
+    """
+
+    def __init__(self) -> None:
+        # Reentrant: a check may be deleted at any point, here too.
+        self._lock = threading.RLock()
+        self._checks: dict[int, weakref.ref[StepCheck]] = {}
+        self._handle: RemovableHandle | None = None
+
+    def add(self, check: StepCheck) -> None:
+        """Call a check until it is removed or deleted."""
+        key = id(check)
+        weakref.finalize(check, self._remove, key).atexit = False
+        with self._lock:
+            self._checks[key] = weakref.ref(check)
+            if self._handle is None:
+                self._handle = register_optimizer_step_pre_hook(self._before_step)
+
+    def remove(self, check: StepCheck) -> None:
+        """Stop to call a check."""
+        self._remove(id(check))
+
+    def _remove(self, key: int) -> None:
+        with self._lock:
+            self._checks.pop(key, None)
+            if not self._checks and self._handle is not None:
+                self._handle.remove()
+                self._handle = None
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            # Dynamo traces hooks too, and knows no threads.
+            return
+        for ref in list(self._checks.values()):
+            check = ref()
+            if check is not None:
+                check.before_step(optimizer)
+
+
+step_hook = StepHook()
