@@ -108,8 +108,9 @@ class Kind(NamedTuple):
 
 # Low rates: updates come near the distance of float16 numbers, where masters matter.
 RATES = {"AdamW": 3e-4, "SGD": 3e-3, "Adafactor": 1e-3, "custom": 5e-5}
-# The same for all: the default, 1e-8, is 0 in float16 and refused without masters.
-ADAM = {"lr": RATES["AdamW"], "eps": 1e-6}
+# The same eps for all. Without masters the default, 1e-8, is 0 in float16 and refused;
+# with 1e-6 the weights are NaN after some hundred steps.
+ADAM = {"lr": RATES["AdamW"], "eps": 1e-4}
 KINDS = {
     "AdamW": Kind(
         lambda params: torch.optim.AdamW(params, **ADAM),

@@ -16,6 +16,11 @@ HERE = Path(__file__).parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Modules of the Keras room are imported by some tests; TensorFlow is slow to load.
 os.environ.setdefault("KERAS_BACKEND", "jax")
+# Less work for XLA's compiler, in JAX and TensorFlow: the programs are tiny.
+os.environ.setdefault(
+    "XLA_FLAGS",
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
+)
 # Nor does each of them compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
