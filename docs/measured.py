@@ -20,6 +20,7 @@ STEPPERS = (
 PLAIN = 'gradscale, fused AdamW, `kernels="plain"`'
 PAIRED = (("torch", "ratio_to_torch"),)
 QAT_FP32 = "quantised, trained in fp32"
+PRECISION_IMPLS = ("own masters", "master_weights", "no masters")
 BEGIN, END = "<!-- {name}: made by python -m docs.render -->", "<!-- end -->"
 
 
@@ -215,6 +216,32 @@ def sources_table() -> str:
             place = f"{record['device']}; {', '.join(names)}"
             lines.append([f"`{file.name}`", record["commit"], record["date"], place])
     return _table(["file in `benchmarks/results`", "commit", "date", "where"], lines)
+
+
+def precision_table() -> str:
+    """Return the losses of float16 weights, with and without masters, by optimizer."""
+    runs: dict[str, dict[str, dict[str, Any]]] = {}
+    for record in _records("precision"):
+        for row in record["rows"]:
+            if "loss" in row:
+                runs.setdefault(row["optimizer"], {})[row["impl"]] = row
+    lines = [
+        [
+            name,
+            f"{rows['fp32']['loss']:.4f}",
+            f"{rows['master_weights']['noise']:.4f}",
+            *(_gaps(rows.get(impl)) for impl in PRECISION_IMPLS),
+        ]
+        for name, rows in runs.items()
+    ]
+    head = ["optimizer", "fp32", "noise of the seeds", "own masters"]
+    return _table([*head, "`master_weights`", "no masters"], lines)
+
+
+def _gaps(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return NOTHING
+    return f"{row['gap']:+.2g} ({row['least_gap']:+.2g} to {row['largest_gap']:+.2g})"
 
 
 def qat_table() -> str:
@@ -417,6 +444,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "train": train_table,
     "train-variants": variants_table,
     "record": record_table,
+    "precision": precision_table,
     "qat": qat_table,
     "qat-export": qat_export_table,
     "walk": walk_table,

@@ -15,6 +15,7 @@ MEASURED = (
     ROOT / "docs" / "benchmarks.md",
     ROOT / "docs" / "how-it-is-built.md",
     ROOT / "docs" / "jax.md",
+    ROOT / "docs" / "precision.md",
     ROOT / "docs" / "quantization.md",
     ROOT / "docs" / "torch.md",
 )

@@ -410,12 +410,12 @@ for batch in ([1.0, 3.0], [1.0, float("inf")]):
 
 
 def test_two_devices_take_or_leave_out_a_step_together():
-    two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
     done = subprocess.run(
         [sys.executable, "-c", ON_TWO_DEVICES],
         capture_output=True,
         text=True,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", **two},
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
     )
     assert done.stdout.splitlines() == [
         "2.0 True 65536.0 1",

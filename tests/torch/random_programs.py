@@ -227,6 +227,10 @@ def _exchange(rnd: random.Random, model: Net, optimizers: list[Any]) -> None:
                 model.layers[1].weight if param is there else param
                 for param in group["params"]
             ]
+        for each in optimizers:
+            # Torch's Adagrad, before 2.13, makes states when it is made, and no others.
+            if type(each) is torch.optim.Adagrad and there in each.state:
+                each.state[model.layers[1].weight] = each.state.pop(there)
 
 
 def difference(seed: int) -> str:
