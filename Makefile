@@ -2,7 +2,9 @@
 PYTHON ?= python3
 # Relative on purpose: the clone's path may hold a space.
 PY := .venv/bin/python
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles what it imports; pip would take a minute to compile all of it.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-compile
+PIP := $(PY) $(INSTALL) -c constraints.txt
 INPUTS := pyproject.toml constraints.txt Makefile
 
 # MXNet and NVIDIA's Model Optimizer cannot share an environment with the rest.
@@ -80,7 +82,7 @@ parity: .venv/.dev
 	@echo "Installing PyTorch, NVIDIA's Model Optimizer and ONNX Runtime into .venv-qat (1.4 GB)."
 	$(PYTHON) -m venv .venv-qat
 	@# The Model Optimizer needs the last two and does not declare them.
-	$(QAT) -m pip install --quiet --disable-pip-version-check -c constraints-qat.txt \
+	$(QAT) $(INSTALL) -c constraints-qat.txt \
 		-e '.[torch]' nvidia-modelopt onnx onnxruntime onnxscript requests huggingface_hub
 	@touch $@
 
@@ -88,6 +90,6 @@ parity: .venv/.dev
 	@[ -n "$$($(FIND_311))" ] || { echo "$(NO_311)" >&2; exit 1; }
 	@echo "Installing MXNet and what its tests need into .venv-mxnet."
 	"$$($(FIND_311))" -m venv .venv-mxnet
-	$(MXNET) -m pip install --quiet --disable-pip-version-check -c constraints-mxnet.txt \
+	$(MXNET) $(INSTALL) -c constraints-mxnet.txt \
 		-e '.[mxnet]' pytest hypothesis
 	@touch $@

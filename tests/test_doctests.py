@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 import gradscale
 
@@ -99,6 +100,12 @@ class FencedParser(doctest.DocTestParser):
 
 def run_page(path):
     return doctest.testfile(str(path), module_relative=False, parser=FencedParser())
+
+
+@pytest.fixture(autouse=True)
+def same_numbers():
+    """Start each example from one seed, whatever ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -43,30 +43,15 @@ EACH = [Example("ddp", 2, 2), Example("fsdp2", 2, 4), Example("tensor_parallel",
 
 
 def run(name, ranks, folder, *arguments):
-    """Return what an example printed; nothing of it outlives the call.
+    """Return what an example printed under torchrun; nothing of it outlives the call.
 
-    The caches of DTensor keep gloo's threads alive beyond `destroy_process_group`, also
-    without gradscale, and one that lets go of a tensor while Python ends aborts the
-    process (pytorch/pytorch#179291). It takes a busy machine; the run is then made once
-    more, from the same files.
+    It is started through `tests/examples/at_once.py`, which ends a rank as soon as the
+    example is done: PyTorch may abort a rank while Python shuts down.
     """
-    with tempfile.TemporaryDirectory() as before:
-        shutil.copytree(folder, before, dirs_exist_ok=True)
-        code, printed, complaints = run_once(name, ranks, folder, *arguments)
-        if code != 0 and "terminate called without an active exception" in complaints:
-            shutil.rmtree(folder)
-            shutil.copytree(before, folder)
-            code, printed, complaints = run_once(name, ranks, folder, *arguments)
-    assert code == 0, complaints
-    return printed.splitlines()
-
-
-def run_once(name, ranks, folder, *arguments):
-    """Return the exit code of an example, and what it printed and complained of."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    example = ["--nproc-per-node", str(ranks), str(EXAMPLES / f"{name}.py")]
+    script = [str(EXAMPLES.parent / "tests/examples/at_once.py"), str(EXAMPLES / name)]
     started = subprocess.Popen(
-        [*torchrun, *example, *arguments],
+        [*torchrun, "--nproc-per-node", str(ranks), *script, *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -80,7 +65,8 @@ def run_once(name, ranks, folder, *arguments):
         if started.poll() is None:
             os.killpg(started.pid, signal.SIGKILL)
             started.wait()
-    return started.returncode, printed, complaints
+    assert started.returncode == 0, complaints
+    return printed.splitlines()
 
 
 def run_forked(name, ranks, folder, *arguments):

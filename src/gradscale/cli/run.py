@@ -163,7 +163,8 @@ gradscale.jax.Recorder.
     if not recorded.enabled:
         return (
             "gradscale: nothing was recorded, because the scaler was disabled. Its "
-            "device is not available, or enabled=False was passed."
+            "device is not available, or enabled=False was passed. A loop under "
+            "float16 autocast loses small gradients then: they become 0."
         )
     return (
         "gradscale: nothing was recorded, because update() was never called on the "
