@@ -3,15 +3,13 @@
 import doctest
 import importlib
 import pkgutil
-import re
-from pathlib import Path
 
 import pytest
 import torch
 
 import gradscale
+from tests.pages import DOCS, FencedParser, run_page
 
-DOCS = Path(__file__).parents[1] / "docs"
 MODULES = [
     "gradscale",
     *(
@@ -89,17 +87,6 @@ WITH_EXAMPLES = [
 
 # That of Keras needs a backend: tests/keras. That of MXNet is run by tests/mxnet.
 PAGES = sorted(set(DOCS.glob("*.md")) - {DOCS / "keras.md", DOCS / "mxnet.md"})
-
-
-class FencedParser(doctest.DocTestParser):
-    """Reads Markdown: the fence that ends a block is not expected output."""
-
-    def parse(self, string, name="<string>"):
-        return super().parse(re.sub(r"(?m)^```.*$", "", string), name)
-
-
-def run_page(path):
-    return doctest.testfile(str(path), module_relative=False, parser=FencedParser())
 
 
 @pytest.fixture(autouse=True)

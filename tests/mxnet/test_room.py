@@ -7,7 +7,7 @@ import pkgutil
 import pytest
 
 import gradscale.mxnet
-from tests.test_doctests import DOCS, run_page
+from tests.pages import DOCS, run_page
 
 MODULES = [
     "",

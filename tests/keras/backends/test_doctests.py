@@ -8,7 +8,7 @@ import pytest
 
 import gradscale.keras
 from tests.keras.backends.steps import BACKEND
-from tests.test_doctests import DOCS, run_page
+from tests.pages import DOCS, run_page
 
 # Those that compute with TensorFlow itself.
 TENSORFLOW = ("loss_scale", "replicas", "tape", "tf")

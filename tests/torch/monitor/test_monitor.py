@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from gradscale import HopelessRun
-from gradscale.recording import console
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler, optim
 from gradscale.torch.locate import module_hooks
@@ -222,7 +221,7 @@ def test_diagnose_replays_the_batch_that_failed():
 
 
 def test_without_a_log_handler_a_finding_is_printed(monkeypatch, capsys):
-    monkeypatch.setattr(console._log, "hasHandlers", lambda: False)
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda logger: False)
     train(GradScaler("cpu"), 116, nan_from=100)
     printed = capsys.readouterr()
     assert printed.out == ""
