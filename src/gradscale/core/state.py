@@ -43,7 +43,7 @@ class ScaleState(NamedTuple):
 
     scale: Any
     finite_steps: Any
-    debt: Any
+    debt: Any = 0
 
 
 @dataclass(frozen=True)

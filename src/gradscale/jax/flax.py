@@ -150,7 +150,7 @@ class DynamicScale(struct.PyTreeNode):
             max_scale=ceiling,
         )
         moved = policy.next_state(
-            ScaleState(scale, jnp.asarray(self.fin_steps, jnp.int32), debt=0),
+            ScaleState(scale, jnp.asarray(self.fin_steps, jnp.int32)),
             # The rule uses nothing else.
             Observed(finite, amax=None, loss_finite=None),
             jnp.where,

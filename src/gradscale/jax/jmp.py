@@ -168,7 +168,7 @@ class DynamicLossScale:
             min_scale=jnp.where(finite, -jnp.inf, lowest),
         )
         moved = policy.next_state(
-            ScaleState(scale, jnp.asarray(self.counter, jnp.int32), debt=0),
+            ScaleState(scale, jnp.asarray(self.counter, jnp.int32)),
             # The rule uses nothing else.
             Observed(finite, amax=None, loss_finite=None),
             jnp.where,

@@ -1,9 +1,9 @@
 """The properties of every verdict and finding, one row each.
 
 A new verdict needs a member of `gradscale.core.records.Verdict`, a row here, an entry
-in `gradscale.judge.catalogue` and, if it is reported, a builder in
-`gradscale.judge.build`, called by `gradscale.judge.judge`, with its causes in
-`gradscale.judge.causes`.
+in `judge/catalogue.toml` and, if it is reported, a builder in `gradscale.judge.build`,
+called by `gradscale.judge.judge`, with its causes in `gradscale.judge.causes`; also
+`gradscale.diagnosis.records` where `Row.implies` cannot rebuild the step's record.
 """
 
 from collections.abc import Callable, Mapping
@@ -60,7 +60,6 @@ class Row:
         location: The default location in the text of a finding.
         located: Its finding takes the location observed by module hooks.
         loss_finite: Whether the loss was finite in such steps; None for either.
-        named_by_tensor: The tensor is a better location than the module.
         warned: Reported as a warning by the scaler, not by the monitor.
         raised: Raised by the scaler at the floor, whatever its guard is.
         misuse: A wrong use of the scaler, which comes before its consequences.
@@ -77,7 +76,6 @@ class Row:
     location: str = "the backward pass"
     located: bool = False
     loss_finite: bool | None = True
-    named_by_tensor: bool = False
     warned: bool = False
     raised: bool = False
     misuse: bool = False
@@ -116,7 +114,6 @@ TABLE = (
         location="the weights",
         located=True,
         loss_finite=None,
-        named_by_tensor=True,
         look=Look(0, "W", "bold red", "#000000", "diamond"),
     ),
     Row(

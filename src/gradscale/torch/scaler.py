@@ -594,7 +594,8 @@ class GradScaler(torch.amp.GradScaler):
             return
         others = self._iteration.steps.values()
         clipped = self._iteration.params_clip_of(step)
-        if step.versions is clipped is None and not step.shares_with(others):
+        untouched = step.versions is None and clipped is None
+        if untouched and not step.shares_with(others):
             scale = self._scale_of_grads(step)
             meter.sample(step.snapshot, scale, step.name_sources, step.stats)
 

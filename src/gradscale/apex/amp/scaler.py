@@ -94,7 +94,7 @@ class LossScaler:
         """Move the scale by `_has_overflow`; return whether to skip the step."""
         finite = not self._has_overflow
         if isinstance(self.policy, DynamicScale):
-            state = ScaleState(self._loss_scale, self._unskipped, 0)
+            state = ScaleState(self._loss_scale, self._unskipped)
             seen = Observed(finite, 0.0, True)
             moved = self.policy.next_state(state, seen, PYTHON.where)
             self._loss_scale = float(moved.scale)

