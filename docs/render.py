@@ -22,8 +22,8 @@ MEASURED = (
 HEAD = f"""\
 # Codes
 
-Every message of gradscale ends with a code in brackets, and every verdict on a step has
-one: `scaler.last.verdict.code`. `gradscale explain GS201` prints a page of this list in
+Every error, warning and finding of gradscale has a code, and so has the verdict on every
+step: `scaler.last.verdict.code`. `gradscale explain GS201` prints an entry of this page in
 the terminal, without a network.
 
 {GIVEN}
@@ -47,7 +47,7 @@ def section(title: str, entries: list[Entry]) -> str:
         f"| [{entry.code}](#{anchor(entry)}) | {entry.name} | {entry.summary} |"
         for entry in entries
     ]
-    head = [f"**{title}**", "", "| code | name | what it says |", "|---|---|---|"]
+    head = [f"**{title}**", "", "| code | name | summary |", "|---|---|---|"]
     return "\n".join([*head, *rows, ""])
 
 

@@ -40,7 +40,7 @@ def test_a_page_holds_all_of_an_entry(entry):
 def test_a_page_has_the_parts_of_a_rule_page():
     lines = call("explain", "GS105").stdout.splitlines()
     heads = [line.strip() for line in lines if line and not line.startswith(" ")]
-    wanted = ["What it means", "Why it is bad", "Example", "Use instead", "What to do"]
+    wanted = ["What it means", "Why it matters", "Example", "Use instead", "What to do"]
     assert heads[0] == "GS105 fp16-gradients"
     assert [head for head in heads if head in wanted] == wanted
 

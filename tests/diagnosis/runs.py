@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gradscale import StepRecord
 from gradscale.diagnosis import Diagnosis, diagnose_run
+from gradscale.judge.build import Reported
 from gradscale.judge.findings import clear_recovered, merge_repeats
 from gradscale.judge.judge import Judge
 from gradscale.runfile import BINS, RunWriter, TensorSample, open_run
@@ -33,13 +34,13 @@ def write(path, records: Iterable[StepRecord], *, culprits=None, **meta):
         culprits: From a record to the names of tensors that were not finite.
         meta: Entries of the file.
     """
-    judge, found, blamed = Judge(tensors=len(TENSORS)), [], ()
+    judge, reported, blamed = Judge(tensors=len(TENSORS)), Reported(), ()
     meta = {"policy": POLICY, "parameters": TENSORS, **meta}
     with RunWriter(path, meta=meta, backlog=1 << 22) as writer:
         for record in records:
             names = tuple(culprits(record)) if culprits else ()
             verdict, said = judge.see(record, names)
-            found += said
+            reported.add(said, judge.episode)
             amax = math.nan if record.nan else record.amax or None
             writer.step(
                 record.step,
@@ -57,7 +58,8 @@ def write(path, records: Iterable[StepRecord], *, culprits=None, **meta):
             for finding in said:
                 data = finding.as_dict()
                 writer.event(finding.code, step=record.step, data=data)
-    return merge_repeats(clear_recovered([*found, *judge.end()], judge.healthy_at))
+    found = [*reported.up_to_now(), *judge.end()]
+    return merge_repeats(clear_recovered(found, judge.healthy_at))
 
 
 def falling_loss(steps: int, seed: int = 0) -> list[float]:

@@ -6,6 +6,7 @@ import pytest
 
 from gradscale import StepRecord
 from gradscale.diagnosis.following import Follower
+from gradscale.judge.build import Reported
 from gradscale.judge.findings import by_severity, clear_recovered, merge_repeats
 from gradscale.recording.recorded_run import RecordedRun
 from gradscale.recording.recorder import Recorder
@@ -39,17 +40,18 @@ class Live:
 
     def __init__(self, path):
         recorder = Recorder(path, quiet=True)
-        self.run, self.findings = RecordedRun(recorder=recorder), []
+        self.run, self.reported = RecordedRun(recorder=recorder), Reported()
 
     def record(self, record, culprits=(), observations=()):
         """Record a step; each observation comes with its own step."""
         for step, data in observations:
             self.run.observe(step, data)
-        self.findings += self.run.record_step(record, culprits).findings
+        found = self.run.record_step(record, culprits).findings
+        self.reported.add(found, self.run.judge.episode)
 
     def diagnosis(self):
         judge = self.run.judge
-        found = [*self.findings, *judge.end()]
+        found = [*self.reported.up_to_now(), *judge.end()]
         return by_severity(merge_repeats(clear_recovered(found, judge.healthy_at)))
 
 
@@ -123,9 +125,21 @@ def test_the_texts_are_those_that_were_printed(tmp_path, monkeypatch):
     )
     live = Live(tmp_path / "run.gs")
     for record, culprits, observations in nan_loss():
-        if record.step <= 40:
+        # The file ends with the step of the first one; the end reports another.
+        if not printed:
             live.record(record, culprits, observations)
     live.run.close()
     texts = [finding.text() for finding in diagnosed(tmp_path / "run.gs").findings]
     assert sorted(texts) == sorted(printed)
     assert len(texts) == 2
+
+
+def test_the_cost_of_an_episode_grows_after_its_finding(tmp_path):
+    live = Live(tmp_path / "run.gs")
+    for step in nan_loss():
+        live.record(*step)
+    live.run.close()
+    [loss] = [f for f in diagnosed(tmp_path / "run.gs").findings if f.code == "GS203"]
+    # Ten steps in a row make the finding, and there are twenty.
+    assert loss.cost == "20 batches lost"
+    assert loss.evidence["steps"] < 20

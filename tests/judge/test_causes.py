@@ -431,3 +431,10 @@ def test_weights_that_are_gone_were_so_before_or_were_written(steps, words):
 
 def test_a_falling_scale_asks_for_a_checkpoint():
     assert "checkpoint from before step 90" in said("GS210", {"since": 90})
+
+
+def test_a_bad_batch_is_named_before_the_statistics_that_it_poisoned():
+    seen = {**LOSS, **BATCH, "buffers": "norm.running_mean", "bits": 0.0}
+    cause = cause_of("GS203", seen)
+    assert cause is causes.BATCH
+    assert any(text.startswith("Reset norm.r") for text in advice_of(cause, seen))

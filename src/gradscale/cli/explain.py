@@ -28,8 +28,8 @@ def explain(
 ) -> None:
     """Explain a code: its meaning, its consequences and the remedy.
 
-    Every message of gradscale ends with a code in brackets, and every verdict on a
-    step has one: `scaler.last.verdict.code`.
+    Every error, warning and finding of gradscale has a code, and so has the verdict on
+    every step: `scaler.last.verdict.code`.
 
     - `gradscale explain GS201` – print one page
     - `gradscale explain --all` – list all codes
@@ -81,7 +81,7 @@ def page(entry: Entry) -> RenderableType:
         title,
         Text(f"{entry.summary}."),
         *_part("What it means", Text(entry.meaning)),
-        *_part("Why it is bad", Text(entry.why)),
+        *_part("Why it matters", Text(entry.why)),
         *_part("Example", _python(entry.example)),
     ]
     if entry.instead:
@@ -89,7 +89,7 @@ def page(entry: Entry) -> RenderableType:
     parts += _part("What to do", _steps(entry.advice))
     if entry.references:
         parts += _part("References", Text("\n".join(entry.references)))
-    return Group(*parts, "", Text(f"In the examples {GIVEN}", style="dim"))
+    return Group(*parts, "", Text(GIVEN, style="dim"))
 
 
 def _part(title: str, body: RenderableType) -> list[RenderableType]:

@@ -8,6 +8,7 @@ from gradscale.diagnosis.culprits import NO_TENSORS, Culprits, tensors_in
 from gradscale.diagnosis.messages import recorded
 from gradscale.diagnosis.records import Records, is_skipped
 from gradscale.diagnosis.underflow import Meter
+from gradscale.judge.build import Reported
 from gradscale.judge.findings import (
     Finding,
     by_severity,
@@ -65,6 +66,7 @@ class JudgedRun:
         self.culprits = Culprits(run)
         self.meter = Meter()
         self.findings: list[Finding] = []
+        self._reported = Reported()
 
     def read_events(self) -> None:
         """Read the events that were written since the last call."""
@@ -90,6 +92,7 @@ class JudgedRun:
             record = record._replace(lost_layer=layer)
         verdict, findings = self._judge.see(record, tensors.counted)
         self.findings += findings
+        self._reported.add(findings, self._judge.episode)
         return JudgedRow(row, record, verdict, findings)
 
     def diagnosed(self) -> list[Finding]:
@@ -99,7 +102,7 @@ class JudgedRun:
         cleared if the run recovered, and recorded messages that the judge did not
         give are added.
         """
-        found = [*self.findings, *self._judge.end()]
+        found = [*self._reported.up_to_now(), *self._judge.end()]
         found = clear_recovered([*found, *self.messages()], self._judge.healthy_at)
         return by_severity(merge_repeats(found))
 

@@ -1,14 +1,14 @@
 """Builds findings: the evidence, what was seen in words, what it cost."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gradscale.core.formatting import counted, power
 from gradscale.core.records import StepRecord
 from gradscale.judge.causes import Cause, advice_of, cause_of
-from gradscale.judge.findings import Finding
+from gradscale.judge.findings import Finding, lost_batches
 from gradscale.judge.history import (
     SPARED_BITS,
     VANISHED_LAYER,
@@ -59,7 +59,9 @@ def calibrated(context: Context) -> Finding:
     seen = {"scale_from": first, "scale": scale, "skips": skips}
     number = counted(skips, "skip")
     what = f"calibrated: S {first} -> {scale} after {number} (normal)"
-    return _finding("GS001", context, history.first_step, what, _lost(skips), seen)
+    return _finding(
+        "GS001", context, history.first_step, what, lost_batches(skips), seen
+    )
 
 
 def amplified(context: Context) -> Finding:
@@ -77,7 +79,8 @@ def amplified(context: Context) -> Finding:
         f"S = {scale} after {counted(history.early_skips, 'skip')}: gradients are "
         f"2^{seen['amplified_bits']:.0f} times larger than the loss"
     )
-    cost = f"{_lost(history.early_skips)}; small gradients underflow at so low a scale"
+    skips = lost_batches(history.early_skips)
+    cost = f"{skips}; small gradients underflow at so low a scale"
     return _finding("GS210", context, history.first_step, what, cost, seen)
 
 
@@ -122,7 +125,7 @@ def collapse(context: Context, episode: Episode) -> Finding:
         f"S is at its floor of {floor} and {subject} still {kind}, "
         f"{record.floor_steps} steps in a row"
     )
-    cost = _cost(episode, taken=False)
+    cost = cost_of("GS202", episode)
     return _finding("GS202", context, episode.since, what, cost, seen)
 
 
@@ -147,11 +150,9 @@ def nonfinite_loss(
         row = f"in {recovered.times} episodes since step {recovered.since}"
     what = f"the loss is {word} before scaling, {row}; no lower scale can help"
     since = episode.since if recovered is None else recovered.since
-    cost = _cost(episode)
-    if episode.applied == episode.lost:
-        cost = "the value of the loss is unusable; the steps were applied"
-    elif episode.applied:
-        cost += f"; {episode.applied} of {episode.lost} steps were applied"
+    cost = cost_of("GS203", episode)
+    if recovered is not None and recovered.times > 1:
+        cost = lost_batches(recovered.lost)
     return _finding("GS203", context, since, what, cost, seen, hopeless=hopeless)
 
 
@@ -164,8 +165,48 @@ def genuine(context: Context, episode: Episode) -> Finding:
         f"gradients are {_kind_of(episode)} at any scale: S {first} -> {last}, "
         f"{number} of {number} steps skipped"
     )
-    cost = _cost(episode, taken=False)
+    cost = cost_of("GS208", episode)
     return _finding("GS208", context, episode.since, what, cost, seen)
+
+
+def cost_of(code: str, episode: Episode) -> str:
+    """Return what an episode has cost so far.
+
+    Args:
+        code: GS202, GS203 or GS208.
+        episode: It may go on after the finding.
+    """
+    cost = lost_batches(episode.lost - episode.applied)
+    if code != "GS203":
+        return cost if episode.taken else f"no step was applied; {cost}"
+    if episode.applied == episode.lost:
+        return "the value of the loss is unusable; the steps were applied"
+    if episode.applied:
+        cost += f"; {episode.applied} of {episode.lost} steps were applied"
+    return cost
+
+
+class Reported:
+    """The findings of a run so far, each with the episode that it is about."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Finding, Episode | None]] = []
+
+    def add(self, findings: Iterable[Finding], episode: Episode | None) -> None:
+        """Add the findings of one step, made in an episode that may go on."""
+        self._pairs += [(finding, episode) for finding in findings]
+
+    def up_to_now(self) -> list[Finding]:
+        """Return the findings in order, with the costs of their episodes up to now."""
+        return [_up_to_now(finding, episode) for finding, episode in self._pairs]
+
+
+def _up_to_now(finding: Finding, episode: Episode | None) -> Finding:
+    ongoing = finding.code in ("GS202", "GS203", "GS208")
+    if episode is None or not ongoing or finding.evidence.get("recovered"):
+        return finding
+    seen = {**finding.evidence, "batches": episode.lost - episode.applied}
+    return finding._replace(cost=cost_of(finding.code, episode), evidence=seen)
 
 
 def with_headroom(context: Context, episode: Episode, found: Scattered) -> Finding:
@@ -191,7 +232,7 @@ def with_headroom(context: Context, episode: Episode, found: Scattered) -> Findi
         f"gradients were {kind} in {counted(found.lost, 'step')}{room}: the scale is "
         "not the cause"
     )
-    cost = f"{_lost(found.lost)}; S fell by {seen['bits']:.0f} bits for nothing"
+    cost = f"{lost_batches(found.lost)}; S fell by {seen['bits']:.0f} bits for nothing"
     seen = {name: value for name, value in seen.items() if value is not None}
     return _finding("GS211", context, found.since, what, cost, seen)
 
@@ -227,7 +268,7 @@ def frequent_skips(
     seen["scale_blamed"] = (fixed or blamed) and not spared
     still = f"while S stays at {scale}" if fixed else f"now at S = {scale}"
     what = f"{skips} of {steps} steps were skipped, {still}"
-    cost = f"{_lost(skips)} of {steps}"
+    cost = f"{lost_batches(skips)} of {steps}"
     code = "GS205" if fixed else "GS201"
     return _finding(code, context, counts.since, what, cost, seen)
 
@@ -260,7 +301,7 @@ def norm_overflow(context: Context, episode: Episode, times: int) -> Finding:
     scale = power(context.record.scale)
     seen = {"times": times, "scale": scale, **_growth_before(context, episode.since)}
     what = "every gradient is finite, but their norm overflows float32"
-    return _finding("GS204", context, episode.since, what, _lost(1), seen)
+    return _finding("GS204", context, episode.since, what, lost_batches(1), seen)
 
 
 def loss_overflow(context: Context, episode: Episode, times: int) -> Finding:
@@ -274,7 +315,7 @@ def loss_overflow(context: Context, episode: Episode, times: int) -> Finding:
         top = FLOAT32_TOP if seen["above_float32"] else TOP
         seen["fits"] = power(2.0 ** math.floor(top - size))
     what = f"the loss is finite and overflows its dtype when scaled by {seen['scale']}"
-    cost = f"{_lost(1)}; the loss keeps S lower than the gradients need"
+    cost = f"{lost_batches(1)}; the loss keeps S lower than the gradients need"
     return _finding("GS206", context, record.step, what, cost, seen)
 
 
@@ -415,6 +456,7 @@ def _of_episode(context: Context, episode: Episode) -> dict[str, Any]:
         "steps": episode.lost,
         "of": episode.steps,
         "applied": episode.applied,
+        "batches": episode.lost - episode.applied,
         "finite_before": context.history.taken > 0,
         "scale_from": power(episode.scale_from),
         "scale": power(episode.scale),
@@ -465,17 +507,6 @@ def _growth_before(context: Context, since: int) -> dict[str, Any]:
         usual = context.trend.since
         seen["usual_before"] = min(since, usual) if usual else since
     return seen
-
-
-def _lost(number: int) -> str:
-    return "1 batch lost" if number == 1 else f"{number} batches lost"
-
-
-def _cost(episode: Episode, *, taken: bool = True) -> str:
-    cost = _lost(episode.lost - episode.applied)
-    if not (taken or episode.taken):
-        cost = f"no step was applied; {cost}"
-    return cost
 
 
 def _in_steps(number: int, steps: int) -> str:

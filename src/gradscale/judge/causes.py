@@ -360,16 +360,18 @@ WEIGHTS = Cause(
         ),
     ),
 )
+RESET_BUFFERS = Advice(
+    "Reset {buffers}, or load a checkpoint from before step {since}: a running "
+    "statistic keeps a NaN for good.",
+    lambda seen: bool(seen.get("buffers")),
+)
 BUFFERS = Cause(
     "weights-written",
     lambda seen: forward(seen) and bool(seen.get("buffers")),
     "the buffer {buffers} is not finite",
     lambda seen: str(seen["buffers"]),
     (
-        Advice(
-            "Reset {buffers}, or load a checkpoint from before step {since}: a running "
-            "statistic keeps a NaN for good."
-        ),
+        RESET_BUFFERS,
         Advice(
             "A forward pass in training mode updates running statistics even if the "
             "step is skipped: find the batch of step {since}."
@@ -386,6 +388,7 @@ BATCH = Cause(
             "The batch of step {place_step} contains {place_word} before the forward "
             "pass ({place}): check the data of that step and its preprocessing."
         ),
+        RESET_BUFFERS,
         FOR_NOTHING,
     ),
 )
@@ -399,6 +402,7 @@ CAST = Cause(
             "Normalise the data of step {place_step} before they become float16, or "
             "keep them in float32: {place}, and all finite values are float16 values."
         ),
+        RESET_BUFFERS,
         FOR_NOTHING,
     ),
 )
@@ -724,9 +728,9 @@ EPISODES = (
     STEPPED_DIRECTLY,
     FLOAT16_WEIGHTS,
     WEIGHTS,
-    BUFFERS,
     CAST,
     BATCH,
+    BUFFERS,
     INPUT_RANGE,
     SCALE,
     REPLACED,

@@ -180,6 +180,11 @@ def merge_repeats(findings: Iterable[Finding]) -> list[Finding]:
     return [_merged(group, key[0]) for key, group in groups.items()]
 
 
+def lost_batches(number: int) -> str:
+    """Return a number of lost batches in words."""
+    return "1 batch lost" if number == 1 else f"{number} batches lost"
+
+
 def _counts_all(finding: Finding) -> bool:
     return finding.code == "GS211" or bool(finding.evidence.get("recovered"))
 
@@ -201,9 +206,15 @@ def _merged(group: list[Finding], cause: str) -> Finding:
     elif times > 1:
         repeats = f"; {times} times (steps {first} to {last})"
     seen = {"times": times, "first_step": first, "last_step": last}
+    # By episode: one may have several findings.
+    batches = {f.since: f.evidence["batches"] for f in same if "batches" in f.evidence}
+    cost = kept.cost
+    if len(batches) > 1 and "batches" in kept.evidence:
+        cost = lost_batches(sum(batches.values()))
     return kept._replace(
         since=min(finding.since for finding in group),
         what=f"{kept.what}{repeats}",
+        cost=cost,
         evidence={**kept.evidence, **(seen if repeats else {})},
     )
 

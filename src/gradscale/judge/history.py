@@ -318,7 +318,7 @@ class Scattered:
 
     Attributes:
         times: Their number.
-        lost: The steps lost in them.
+        lost: The steps skipped in them.
         since: The first lost step.
         last: The last lost step.
         nan: Episodes with a NaN.
@@ -358,7 +358,7 @@ class Scattered:
         self.equal_gaps = self.equal_gaps + 1 if gap and gap == self.gap else 0
         self.gap = gap
         self.times += 1
-        self.lost += episode.lost
+        self.lost += episode.lost - episode.applied
         self.since = self.since or episode.since
         self.last = episode.since
         self.nan += episode.nan > 0 or episode.loss_kind == "nan"

@@ -138,6 +138,11 @@ class Judge:
         return self._history.healthy_at
 
     @property
+    def episode(self) -> Episode | None:
+        """The present episode of lost steps; None if the last steps were finite."""
+        return self._episode
+
+    @property
     def acquits_scale(self) -> bool:
         """True if the last step was lost and the scale may not be the cause."""
         episode = self._episode

@@ -137,7 +137,7 @@ _SILENT = frozenset(
             "late_backward",
             "unused_losses",
         ),
-        *("uncleared_part", "beyond_rate", "weight_name"),
+        *("uncleared_part", "beyond_rate", "weight_name", "batches"),
         *("place_at", "place_module", "place_direction", "place_operation"),
         *("place_tensor", "place_kind", "place_word", "place_instead", "place_peak"),
         *("place_given", "place_given_peak", "place_was_float16", "place_gain"),
