@@ -66,7 +66,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def measure_ranks() -> list[dict[str, Any]]:
-    """Return the same for two ranks.
+    """Return one row per behaviour, measured on two ranks.
 
     Rows about FSDP1 use the `ShardedGradScaler` of torch and of gradscale.
     """

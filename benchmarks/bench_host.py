@@ -3,7 +3,7 @@
 Everything after backward (check, unscale, clip at 1.0, AdamW, next scale) for an
 increasing number of tensors of 256 elements, whose gradients are new tensors in every
 step, as after zero_grad(). On a GPU the device is kept busy, so that the host never
-waits for it; on a CPU, which does the work itself, only the ratios mean something.
+waits for it; on a CPU, which does the work itself, only the ratios are meaningful.
 """
 
 import gc
@@ -44,7 +44,7 @@ COLUMNS = {
 def measure(
     count: int, device: str, rounds: int, only: list[str] | None, queue: Queue | None
 ) -> list[dict[str, Any]]:
-    """Time the implementations in turns on this many tensors; return their rows."""
+    """Time the implementations in turn on this many tensors; return their rows."""
     torch.manual_seed(0)
     params = [torch.randn(ELEMENTS, device=device) for _ in range(count)]
     pristine = [torch.randn_like(param) for param in params]

@@ -10,9 +10,9 @@ schedule, for several seeds. Each optimizer trains
 
 "loss" is the mean loss over held-out text after the last step, averaged over the seeds;
 "gap" is its distance from fp32, "noise" the spread (largest less smallest) of fp32 over
-the seeds. "within" says whether the gap, up or down, is no larger. A seed gives every
+the seeds. "within" is True if the absolute gap is at most the noise. A seed gives every
 implementation the same initial weights and batches: "least gap" and "largest gap" are
-the distances from fp32 seed by seed. p50 is the wall time of a step, host included.
+the extreme gaps of single seeds. p50 is the wall time of a step, host included.
 
 The last rows are the cost of masters with own optimizers: everything after backward for
 f16 parameters, beside the time of the unavoidable memory traffic (see bench_step).
@@ -43,7 +43,7 @@ class Run(NamedTuple):
     """A model size and its training.
 
     Attributes:
-        size: Of the model.
+        size: Size of the model.
         batch: Sequences in a batch; each has the length of the context.
         steps: Optimizer steps.
         seeds: Number of runs of each kind.
@@ -98,15 +98,15 @@ class Kind(NamedTuple):
     """An optimizer.
 
     Attributes:
-        make: Makes it of parameters.
-        own: Makes the one of gradscale.torch.optim; None if there is none.
+        make: Creates it from parameters.
+        own: Creates its gradscale.torch.optim counterpart; None if there is none.
     """
 
     make: Callable[[Any], torch.optim.Optimizer]
     own: Callable[[Any], torch.optim.Optimizer] | None = None
 
 
-# Low rates: updates come near the distance of float16 numbers, where masters matter.
+# Low rates: updates are close to the float16 spacing, where masters matter.
 RATES = {"AdamW": 3e-4, "SGD": 3e-3, "Adafactor": 1e-3, "custom": 5e-5}
 # The same eps for all. Without masters the default, 1e-8, is 0 in float16 and refused;
 # with 1e-6 the weights are not finite after 17 steps.
@@ -153,7 +153,7 @@ def prepared(
         return kind.make(model.parameters()), None
     make = (impl == "own masters" and kind.own) or kind.make
     masters = impl != "no masters"
-    # Own optimizers have masters in any case.
+    # Own optimizers always have masters.
     _, optimizer, scaler = initialize(
         model,
         make(model.parameters()),
@@ -203,7 +203,7 @@ def loss_of(model: Logits, tokens: Tensor) -> Tensor:
 def batches(
     text: Tensor, run: Run, count: int, seed: int, device: str
 ) -> Iterable[Tensor]:
-    """Yield i64[batch, length + 1] from random places of a text, the same each time."""
+    """Yield i64[batch, length + 1] from random positions of a text; reproducible."""
     draw = torch.Generator().manual_seed(seed)
     length = run.size.context
     text = text.to(device)
@@ -242,10 +242,10 @@ def measure(
 
 
 def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of one optimizer with their distances from fp32, if it is there.
+    """Return the rows of one optimizer with their gaps to fp32, if it was run.
 
     Args:
-        rows: As `measure` makes them; those of one seed are at the same index.
+        rows: The result of `measure`; losses at one index have the same seed.
     """
     base = next((row["losses"] for row in rows if row["impl"] == "fp32"), None)
     if base is None:
@@ -260,7 +260,7 @@ def compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "least_gap": min(gaps),
             "largest_gap": max(gaps),
             "noise": noise,
-            # A loss that is not finite is not within anything.
+            # A non-finite loss is never within the noise.
             "within": math.isfinite(gap) and abs(gap) <= noise,
         }
         found.append(row if row["impl"] == "fp32" else row | distances)

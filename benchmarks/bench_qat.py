@@ -79,7 +79,7 @@ def measure_seed(seed: int) -> list[dict[str, Any]]:
 
 
 def checked(model: Any, images: Images) -> dict[str, Any]:
-    """Return what ONNX Runtime computes, and whether an overflow changes a value."""
+    """Return the ONNX Runtime figures, and whether an overflow changes a value."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "net.onnx"
         return {

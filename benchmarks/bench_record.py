@@ -1,4 +1,4 @@
-"""Time what verdicts, culprits and the run file add to a step on the host.
+"""Time the host overhead of verdicts, culprits and the run file per step.
 
 The loss scaled, then everything after backward (check, unscale, clip at 1.0, AdamW,
 next scale) on the shapes of a model, healthy throughout, by one optimizer under four
@@ -13,9 +13,9 @@ scalers in turns:
 includes the noise of two whole steps. "inside" is the median of the time in the call
 that the silent scaler leaves out, while the scaler trains GPT-2 by itself; "inside
 mean" is the mean, which includes the steps that are sampled or judged. The host never
-waits for the device: a GPU is kept busy, and in training it is waited for between the
-steps. On a CPU, which reads the gradients of a sampled step itself, only the medians
-are meaningful.
+waits for the device within a step: a GPU is kept busy, and in training the host
+synchronizes between steps. On a CPU, which reads the gradients of a sampled step
+itself, only the medians are meaningful.
 """
 
 import statistics
@@ -58,7 +58,7 @@ SCALERS = {
     "recorded": "recorded",
 }
 JUDGING = ("verdicts", "recorded")
-# What is trained for the shapes of each set, and steps of it that are not counted.
+# The model trained for the shapes of each set, and the warm-up steps, not counted.
 TRAINED = {"gpt2-124M": "124M", "tiny": "tiny"}
 SETTLING = 30
 COLUMNS = {
@@ -75,7 +75,7 @@ COLUMNS = {
 
 
 def silenced(scaler: Any, *, copied: bool) -> None:
-    """Let a scaler leave its rows on the device, or copy and drop them."""
+    """Make a scaler leave its rows on the device, or copy and drop them."""
     monitor = scaler._monitor
     monitor.end_update = lambda *given: None
     if copied:
@@ -93,7 +93,7 @@ class Inside:
 
     def _clocked(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def clocked(*given: Any, **more: Any) -> Any:
-            # Kept: the silent scaler frees it too, elsewhere.
+            # Freed outside the timed part, as with the silent scaler.
             held = next(iter(self._steps), None)
             begin = perf_counter()
             found = call(*given, **more)
@@ -109,7 +109,7 @@ class Inside:
         self._now = 0.0
 
     def figures(self) -> dict[str, float]:
-        """Return the median and the mean, once the scale has found its place."""
+        """Return the median and the mean, after the warm-up steps."""
         settled = self.seconds[SETTLING:]
         return {
             "inside_us": 1e6 * statistics.median(settled),
@@ -151,7 +151,7 @@ def watch_of(
 
 
 def in_training(name: str, impl: str, kind: str, args: Any) -> dict[str, float]:
-    """Return the figures of the inside of a scaler that trains a model alone."""
+    """Return the figures of `Inside` for a scaler that trains a model by itself."""
     torch.manual_seed(0)
     run = RUNS[TRAINED[name]]
     model = GPT2(run.size).to(args.device)

@@ -1,7 +1,7 @@
 """Time everything after backward: check, unscale, clip at 1.0, AdamW, next scale.
 
 The implementations take turns in one run on the same parameters and gradients, so that
-their ratios mean something even on a shared machine; a ratio is the median of the
+their ratios are meaningful even on a shared machine; a ratio is the median of the
 ratios of paired turns. On a GPU three clocks are read:
 
   device  between two events, on a device that is kept busy while the host enqueues the
@@ -12,9 +12,9 @@ ratios of paired turns. On a GPU three clocks are read:
 "waits" marks an implementation whose host waits for the device within a step. The floor
 is the time of the unavoidable memory traffic at the bandwidth of a plain copy, measured
 in the same run: 32 bytes per parameter, or 30 for f16 with f32 masters (one read of the
-gradients to check them, one pass of AdamW). It means nothing on a CPU, whose caches
-serve part of the traffic. Memory is that of the scaler beside the optimizer, as a share
-of the parameters.
+gradients to check them, one pass of AdamW). It is meaningless on a CPU, whose
+caches serve part of the traffic. Memory is that of the scaler alone, as a share of the
+parameters.
 """
 
 import gc
@@ -58,7 +58,7 @@ class Set:
     Attributes:
         shapes: One for each parameter.
         dtype: Of parameters and gradients.
-        floor_bytes: Bytes read and written per parameter at the least.
+        floor_bytes: Minimum number of bytes read and written per parameter.
     """
 
     shapes: list[tuple[int, ...]]
@@ -188,7 +188,7 @@ def compared(
         impl: Its name.
         watches: Of all implementations.
         floor: In ms.
-        extra: Least ms that a scaler adds to torch's bare fused AdamW.
+        extra: Minimum ms that a scaler adds to torch's bare fused AdamW.
     """
     ours = watches[impl].main()
     shown = {"ratio_to_floor": ratio(ours, [floor] * len(ours))}

@@ -8,10 +8,10 @@ traced with `sys.setprofile`, for one optimizer over a few small tensors:
   fused           torch.optim.AdamW(fused=True), Triton kernels
   own             gradscale.torch.optim.AdamW, Triton kernels
 
-Counted are the frames of functions in the gradscale package; beside them, for the same
-loop under torch.amp.GradScaler, the frames in torch/amp/grad_scaler.py. Comprehensions
-and generator expressions are left out, and so is everything below a frame of Triton:
-its interpreter runs kernel bodies as Python. Step rows reach the host and are judged
+It counts the frames of functions in the gradscale package and, for the same loop under
+torch.amp.GradScaler, the frames in torch/amp/grad_scaler.py. Comprehensions and
+generator expressions are left out, as are all frames below one of Triton, whose
+interpreter runs kernel bodies as Python. Step rows reach the host and are judged
 only at some updates, so steps 10 to 14 are traced and the one with the most calls is
 reported.
 
@@ -47,8 +47,8 @@ TORCH_AMP = f"{Path(torch.amp.__file__).parent}{os.sep}"
 TRITON = f"{os.sep}triton{os.sep}"
 COMPREHENSIONS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
 METHODS = ("scale", "backward", "clip", "step", "update", "last")
-# The first steps make state and tables, and the loop is sampled up to the eighth; the
-# rest spans two copies to the host.
+# The first steps create state and tables, and the loop is sampled up to the eighth; the
+# traced steps span two copies to the host.
 FIRST, LAST = 10, 14
 ELEMENTS = 16
 
@@ -102,7 +102,7 @@ class Walk:
 
     Attributes:
         root: Folder whose functions are traced, with a separator at the end.
-        traced: False takes the step without tracing: an interpreted kernel is slow.
+        traced: False runs the step without tracing: an interpreted kernel is slow.
         calls: Of functions in that folder.
     """
 
@@ -151,7 +151,7 @@ class Walk:
 def _unprofiled_interpreter() -> None:
     """Turn profiling off while Triton's interpreter runs a kernel.
 
-    None of its calls counts, and a profiled kernel takes twice as long.
+    Its calls are not counted, and a profiled kernel takes twice as long.
     """
     from triton.runtime.interpreter import GridExecutor
 

@@ -1,7 +1,7 @@
 """GPU memory of a scaler, beside that of the optimizer.
 
-Counted are the bytes requested from the caching allocator, with small blocks rounded up
-as it does. The unused end of large blocks is left out: it depends on earlier
+Counts the bytes requested from the caching allocator, with the allocator's rounding of
+small blocks. The unused end of large blocks is left out: it depends on earlier
 allocations.
 """
 
@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.timing import Step
 
-# Of the allocator: blocks up to SMALL share pages, in multiples of GRAIN.
+# Constants of the allocator: blocks up to SMALL share pages, in multiples of GRAIN.
 SMALL, GRAIN = 2**20, 512
 
 

@@ -1,18 +1,18 @@
 """Train on several processes with DistributedDataParallel and gradscale.
 
 A small network learns to predict the next byte of Python source from the sixteen before
-it, on modules that every Python has. The same command serves CPUs and GPUs:
+it, on modules of the standard library. The same command works on CPUs and GPUs:
 
   torchrun --standalone --nproc-per-node 2 examples/ddp.py
   torchrun --standalone --nproc-per-node 2 examples/ddp.py --resume
 
-On GPUs it computes in FP16 and talks over NCCL. On a CPU, FP16 products take a hundred
-times as long as others: there it computes in BF16, over gloo. BF16 needs no scaling;
-the scaler works all the same, so that you see here what it does there.
+On GPUs it computes in FP16 and communicates over NCCL. On a CPU, where FP16 products
+are a hundred times slower, it computes in BF16 and communicates over gloo. BF16 needs
+no scaling, but the scaler behaves as on a GPU.
 
-One batch of rank 1 is spoilt on purpose: its loss is finite and overflows once it is
-scaled. DDP carries that into the gradients of all ranks, so all of them skip the step
-and halve the scale, without a word between them.
+One batch of rank 1 is corrupt on purpose: its loss is finite and overflows when scaled.
+DDP's all-reduce propagates the overflow to the gradients of all ranks, so all of them
+skip the step and halve the scale without further communication.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def read_text() -> torch.Tensor:
 
 
 def batch_of(text: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch that depends on nothing but the seed, so that a run can resume."""
+    """Return a batch that depends only on the seed, so that a run can resume."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=generator)
     window = text[first + torch.arange(CONTEXT + 1)]
@@ -67,7 +67,7 @@ def batch_of(text: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]
 
 
 def save(path: Path, state: dict[str, object]) -> None:
-    """Write a checkpoint that is whole or not there, whatever happens meanwhile."""
+    """Write a checkpoint atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
     torch.save(state, unfinished)
@@ -75,7 +75,7 @@ def save(path: Path, state: dict[str, object]) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line in one piece, whatever other ranks print meanwhile."""
+    """Print a line in one write, so that ranks do not interleave."""
     print(f"{line}\n", end="", flush=True)
 
 
@@ -94,7 +94,7 @@ def set_up() -> torch.device:
 
 
 def main() -> None:
-    """Train, as the command line asks."""
+    """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=20)
@@ -116,7 +116,7 @@ def main() -> None:
         kept = torch.load(asked.checkpoint, map_location=device, weights_only=True)
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
-        # After the optimizer or before it, but before the first step.
+        # Before or after the optimizer is loaded, but before the first step.
         scaler.load_state_dict(kept["scaler"])
         begin = kept["step"]
         if rank == 0:
@@ -129,14 +129,14 @@ def main() -> None:
         with torch.autocast(device.type, half):
             logits = model(inputs.to(device))
             loss = nn.functional.cross_entropy(logits.float(), targets.to(device))
-        # 5e35 is a fine f32. Times a scale of 65536 it is not.
+        # 5e35 fits in f32; times a scale of 65536 it overflows.
         spoilt = step == SPOILT_STEP and rank == 1
         scaler.scale(loss * 1e35 if spoilt else loss).backward()
         norm = scaler.clip_grad_norm_(optimizer, max_norm=1.0)
         scaler.step(optimizer)
         scaler.update()
 
-        # Asking waits for the device; a long run asks less often.
+        # Waits for the device; a long run reads it less often.
         if not scaler.last.applied:
             now = f"2^{math.log2(scaler.get_scale()):g}"
             say(f"rank {rank}: step {step} skipped, the scale is now {now}")

@@ -1,19 +1,18 @@
 """Train a small transformer, its parameters sharded by FSDP2, with gradscale.
 
-It learns to predict the next byte of Python source, on modules that every Python has.
-The same command serves CPUs and GPUs, and another number of processes may resume:
+It learns to predict the next byte of Python source, on modules of the standard library.
+The same command works on CPUs and GPUs; a run may resume on another number of ranks:
 
   torchrun --standalone --nproc-per-node 4 examples/fsdp2.py
   torchrun --standalone --nproc-per-node 2 examples/fsdp2.py --resume
 
-On GPUs it computes in FP16 and talks over NCCL. On a CPU, FP16 products take a hundred
-times as long as others: there it computes in BF16, over gloo. BF16 needs no scaling;
-the scaler works all the same, so that you see here what it does there.
+On GPUs it computes in FP16 and communicates over NCCL. On a CPU, where FP16 products
+are a hundred times slower, it computes in BF16 and communicates over gloo. BF16 needs
+no scaling, but the scaler behaves as on a GPU.
 
-Each rank holds a part of every gradient, so none of them knows by itself whether all is
-finite, nor the norm of the whole. The scaler sees by the parameters which ranks belong
-together and asks them, once a step. In step 5, rank 1 has a gradient of its own that is
-not finite: all ranks skip.
+Each rank holds a shard of every gradient, so finiteness and norm require a reduction
+over ranks. The scaler derives the process group from the parameters and reduces once
+per step. In step 5, the shard of one gradient on rank 1 is not finite: all ranks skip.
 """
 
 import argparse
@@ -41,7 +40,7 @@ SPOILT_STEP = 5
 
 
 class Layer(nn.Module):
-    """Attention and a network, each behind a norm; float[b, t, WIDTH] to the same."""
+    """Pre-norm attention and MLP; float[b, t, WIDTH] to the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +49,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the layer makes of `x`."""
+        """Return the output of the layer."""
         heads = self.inputs(self.norm(x)).unflatten(-1, (3 * HEADS, -1)).transpose(1, 2)
         mixed = nn.functional.scaled_dot_product_attention(
             *heads.chunk(3, 1), is_causal=True
@@ -82,7 +81,7 @@ def read_text() -> torch.Tensor:
 
 
 def batch_of(text: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch that depends on nothing but the seed, so that a run can resume."""
+    """Return a batch that depends only on the seed, so that a run can resume."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=generator)
     window = text[first + torch.arange(CONTEXT + 1)]
@@ -92,16 +91,16 @@ def batch_of(text: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]
 def kept_of(
     model: nn.Module, optimizer: AdamW, scaler: GradScaler
 ) -> dict[str, object]:
-    """Return all that a checkpoint holds; the scaler is saved and loaded as it is."""
+    """Return the contents of a checkpoint; the scaler itself is a stateful entry."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state, "scaler": scaler}
 
 
 def save(folder: Path, step: int, kept: dict[str, object]) -> None:
-    """Write a checkpoint that is whole or not there; all ranks call it."""
+    """Write a checkpoint atomically; all ranks call it."""
     unfinished, finished = folder / "unfinished", folder / f"step-{step:06}"
     if dist.get_rank() == 0:
-        # Of a run that was killed while it wrote.
+        # Left by a run that was killed during a save.
         shutil.rmtree(unfinished, ignore_errors=True)
     dist.barrier()
     # Returns once every rank has written its part.
@@ -129,7 +128,7 @@ def load(folder: Path, model: nn.Module, optimizer: AdamW, scaler: GradScaler) -
 
 
 def say(line: str) -> None:
-    """Print a line in one piece, whatever other ranks print meanwhile."""
+    """Print a line in one write, so that ranks do not interleave."""
     print(f"{line}\n", end="", flush=True)
 
 
@@ -148,7 +147,7 @@ def set_up() -> torch.device:
 
 
 def main() -> None:
-    """Train, as the command line asks."""
+    """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=20)
@@ -190,7 +189,7 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
 
-        # Asking waits for the device; a long run asks less often.
+        # Waits for the device; a long run reads it less often.
         if not scaler.last.applied:
             now = f"2^{math.log2(scaler.get_scale()):g}"
             say(f"rank {rank}: step {step} skipped, the scale is now {now}")

@@ -1,4 +1,4 @@
-"""Train a GAN in FP16: two optimizers, and a scale of its own for each loss.
+"""Train a GAN in FP16: two optimizers, and a separate scale for each loss.
 
   python examples/gan.py
 
@@ -33,7 +33,7 @@ def ring(points: int) -> Tensor:
 
 
 def train(steps: int) -> float:
-    """Train; return the mean radius of the points that are made."""
+    """Train; return the mean radius of generated points."""
     torch.manual_seed(0)
     generator, critic = mlp(4, 2), mlp(2, 1)
     for_generator = torch.optim.Adam(generator.parameters(), lr=5e-3, betas=(0.5, 0.9))

@@ -1,16 +1,16 @@
 """Train a small classifier in FP16 with equinox, optax and gradscale.
 
-It learns to tell which module of the standard library eight lines of source come from,
-by nothing but how often each character occurs in them. Parameters are f32, forward and
-backward pass are f16, norms stay in f32.
+It learns to classify eight lines of source by module of the standard library, from the
+frequencies of their characters. Parameters are f32, forward and backward pass are f16,
+norms stay in f32.
 
-Halfway, one batch has a piece of text without a single character. Its frequencies are
-0 / 0, so the loss and the gradients are NaN. The step is skipped: weights, Adam's
-moments and the schedule stay as they are. The verdict says that the loss was not finite
-before it was scaled, so that no scale would have helped. A step that overflows because
-the scale has grown too far gets another verdict.
+Halfway, one batch contains an empty piece of text. Its frequencies are 0 / 0, so the
+loss and the gradients are NaN. The step is skipped: weights, Adam's moments and the
+schedule are unchanged. The verdict is that the loss was not finite before scaling, so
+that no scale would have helped. A step that overflows because the scale has grown too
+far gets another verdict.
 
-  python examples/jax_equinox.py          600 steps, some seconds on two cores
+  python examples/jax_equinox.py          600 steps, a few seconds on two cores
   python examples/jax_equinox.py --json   the same figures for a program
 """
 
@@ -64,7 +64,7 @@ class Model(eqx.Module):
     def __init__(self, key: jax.Array) -> None:
         keys = jax.random.split(key, 3)
         self.first = eqx.nn.Linear(128, WIDTH, key=keys[0])
-        # This norm computes in f32 and returns the dtype that it was given.
+        # This norm computes in f32 and returns the dtype of its input.
         self.norm = eqx.nn.LayerNorm(WIDTH)
         self.second = eqx.nn.Linear(WIDTH, WIDTH, key=keys[1])
         self.head = eqx.nn.Linear(WIDTH, len(MODULES), key=keys[2])
@@ -99,7 +99,7 @@ def train_step(batch: Any, model: Model, opt_state: Any, optimizer: Any) -> Any:
 
 
 def train(steps: int, seed: int) -> dict[str, Any]:
-    """Train a model; return its figures and what is known of skipped steps."""
+    """Train a model; return its figures and the facts of skipped steps."""
     model = Model(jax.random.key(seed))
     PRECISION.check(model)
     schedule = optax.cosine_decay_schedule(3e-3, steps)
@@ -121,12 +121,12 @@ def train(steps: int, seed: int) -> dict[str, Any]:
     ):
         rows = rng.integers(len(training[0]), size=BATCH)
         counts, modules = (part[rows] for part in training)
-        # The bad batch: a piece without a character.
+        # The corrupt batch: an empty piece.
         if number == steps // 2:
             counts[0] = 0.0
         model, opt_state = train_step((counts, modules), model, opt_state, optimizer)
         step = last(opt_state)
-        # Waits for the device. A large run would look at every hundredth step only.
+        # Waits for the device. A large run would read every hundredth step only.
         if not step.applied:
             skips.append(
                 {
@@ -163,7 +163,7 @@ def library_pieces() -> tuple[Any, Any]:
 
 
 def main() -> None:
-    """Parse the command line, train, and print what happened."""
+    """Parse the command line, train, and print the skipped steps and the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

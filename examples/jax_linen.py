@@ -9,7 +9,7 @@ method that passes the loss on and keeps the statistics of BatchNorm on a skip. 
 first batch is corrupt: a point is NaN. Its verdict is forward_nonfinite; without the
 loss it would be calibrating, as if a lower scale could help.
 
-  python examples/jax_linen.py          300 steps, some seconds on two cores
+  python examples/jax_linen.py          300 steps, a few seconds on two cores
   python examples/jax_linen.py --json   the same figures for a program
 """
 

@@ -1,16 +1,16 @@
 """Train a small language model in FP16 with flax nnx, optax and gradscale.
 
 It learns to predict the next byte of Python source from the sixteen before it, on
-modules that every Python has. Parameters are f32, forward and backward pass are f16,
+modules of the standard library. Parameters are f32, forward and backward pass are f16,
 norms stay in f32.
 
-The scale starts far too high on purpose, so that you see what happens then. The
-gradients of the first steps overflow. Each such step is skipped: weights, Adam's
-moments and the schedule stay as they are, the scale is halved, and the parameters that
-overflowed are named. Once it fits, the scale probes upwards; a step that goes too far
-costs that one step.
+The scale starts far too high on purpose, to show its calibration. The gradients of the
+first steps overflow. Each such step is skipped: weights, Adam's moments and the
+schedule are unchanged, the scale is halved, and the parameters that overflowed are
+named. Once it fits, the scale is doubled at intervals; a doubling that overflows costs
+one step.
 
-  python examples/jax_nnx.py          500 steps, some seconds on two cores
+  python examples/jax_nnx.py          500 steps, a few seconds on two cores
   python examples/jax_nnx.py --json   the same figures for a program
 """
 
@@ -44,7 +44,7 @@ PRECISION = Precision("p=f32,c=f16,o=f32", keep={"*norm*": "f32"})
 
 
 class Norm(nnx.LayerNorm):
-    """A norm that computes in f32 and returns the dtype that it was given."""
+    """A norm that computes in f32 and returns the dtype of its input."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
         # Without the cast every layer after it would compute in f32.
@@ -55,7 +55,7 @@ class Model(nnx.Module):
     """Bytes i32[b, CONTEXT] to the logits of the next byte, float[b, 256]."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        # An Embed computes in the dtype it was made with, so it has to be told.
+        # An Embed computes in the dtype of its constructor, not in that of its input.
         self.embed = nnx.Embed(256, 32, dtype=PRECISION.compute_dtype, rngs=rngs)
         self.first = nnx.Linear(32 * CONTEXT, WIDTH, rngs=rngs)
         self.norm_1 = Norm(WIDTH, rngs=rngs)
@@ -85,7 +85,7 @@ def train_step(model: Model, optimizer: nnx.Optimizer, text: jax.Array) -> None:
 
 
 def train(steps: int, seed: int) -> dict[str, Any]:
-    """Train a model; return its figures and what is known of skipped steps."""
+    """Train a model; return its figures and the facts of skipped steps."""
     model = Model(nnx.Rngs(seed))
     PRECISION.check(model)
     schedule = optax.cosine_decay_schedule(3e-3, steps)
@@ -108,7 +108,7 @@ def train(steps: int, seed: int) -> dict[str, Any]:
     ):
         train_step(model, optimizer, rng.choice(training, BATCH))
         step = last(optimizer)
-        # Waits for the device. A large run would look at every hundredth step only.
+        # Waits for the device. A large run would read every hundredth step only.
         if not step.applied:
             skips.append(
                 {
@@ -140,7 +140,7 @@ def library_text() -> tuple[np.ndarray, np.ndarray]:
 
 
 def main() -> None:
-    """Parse the command line, train, and print what happened."""
+    """Parse the command line, train, and print the skipped steps and the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -5,7 +5,7 @@ are f16. Halfway, one batch is corrupt: an input is NaN, so the loss and the gra
 are NaN and the step is skipped. `record_step` inside the compiled step writes every
 update to a run file; findings are printed to stderr as they occur.
 
-  python examples/jax_recorded.py             writes run.gs, some seconds on two cores
+  python examples/jax_recorded.py             writes run.gs, a few seconds on two cores
   python examples/jax_recorded.py -o other.gs
   python examples/jax_recorded.py --json      the figures for a program
 """

@@ -1,7 +1,7 @@
 """Train a Keras model in mixed precision with `fit`, and record the run.
 
 A small network fits a polynomial on any backend. One batch is corrupt on purpose: its
-loss is NaN and the step is skipped. The line of an epoch shows scale and skips.
+loss is NaN and the step is skipped. The progress bar shows the scale and the skips.
 
   KERAS_BACKEND=jax python examples/keras_fit.py            writes run.gs
   KERAS_BACKEND=torch python examples/keras_fit.py -o other.gs

@@ -3,7 +3,7 @@
   python examples/pinn_lbfgs.py
 
 A network learns u(x) with u'' = -u, u(0) = 0 and u'(0) = 1, which is the sine.
-`step_with_closure` unscales the gradients of every evaluation that LBFGS asks for.
+`step_with_closure` unscales the gradients of every evaluation that LBFGS requests.
 """
 
 import argparse

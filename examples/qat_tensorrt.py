@@ -53,7 +53,7 @@ class Images:
         self._shifted = torch.stack([patterns.roll(by, dims=(2, 3)) for by in shifts])
 
     def skip_to(self, seed: int) -> None:
-        """Go on with other shifts and noise on the same patterns."""
+        """Continue with other shifts and noise on the same patterns."""
         self._random.manual_seed(seed)
 
     def batch(self, size: int = BATCH) -> tuple[Tensor, Tensor]:
@@ -139,7 +139,7 @@ def quantized(model: nn.Module, images: Images) -> nn.Module:
         for _ in range(8):
             model(images.batch()[0])
 
-    # It prints the number of quantizers.
+    # `quantize` prints the number of quantizers.
     return mtq.quantize(copy.deepcopy(model), mtq.INT8_DEFAULT_CFG, calibrate)
 
 

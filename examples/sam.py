@@ -19,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class SAM(torch.optim.SGD):
-    """SGD whose gradients are taken where the loss is worst nearby."""
+    """SGD on gradients at the nearby weights with the largest loss."""
 
     rho = 0.05
 

@@ -1,19 +1,19 @@
-"""Train a network cut by tensor parallelism, with gradscale.
+"""Train a network with tensor parallelism and gradscale.
 
 It learns to predict the next byte of Python source from the sixteen before it, on
-modules that every Python has. The same command serves CPUs and GPUs:
+modules of the standard library. The same command works on CPUs and GPUs:
 
   torchrun --standalone --nproc-per-node 2 examples/tensor_parallel.py
   torchrun --standalone --nproc-per-node 2 examples/tensor_parallel.py --resume
 
-On GPUs it computes in FP16 and talks over NCCL. On a CPU, FP16 products take a hundred
-times as long as others: there it computes in BF16, over gloo. BF16 needs no scaling;
-the scaler works all the same, so that you see here what it does there.
+On GPUs it computes in FP16 and communicates over NCCL. On a CPU, where FP16 products
+are a hundred times slower, it computes in BF16 and communicates over gloo. BF16 needs
+no scaling, but the scaler behaves as on a GPU.
 
-All ranks see the same batch. Of the wide layers each holds a part, of all others a
-copy; one optimizer has both kinds of parameters. The scaler counts every element once
-in the norm, and the ranks decide together, once a step. In step 5, the part of rank 1
-has a gradient that is not finite: all ranks skip.
+All ranks get the same batch. Wide layers are sharded, all others replicated; one
+optimizer has both kinds of parameters. The norm counts every element once, and the
+ranks agree on each step in one reduction. In step 5, a gradient shard on rank 1 is not
+finite: all ranks skip.
 """
 
 import argparse
@@ -45,7 +45,7 @@ SPOILT_STEP = 5
 
 
 class Layer(nn.Module):
-    """A network of one wide layer behind a norm; float[b, WIDTH] to the same."""
+    """A pre-norm MLP with one wide layer; float[b, WIDTH] to the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Layer(nn.Module):
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the layer makes of `x`."""
+        """Return the output of the layer."""
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
@@ -78,7 +78,7 @@ def read_text() -> torch.Tensor:
 
 
 def batch_of(text: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a batch that depends on nothing but the seed, so that a run can resume."""
+    """Return a batch that depends only on the seed, so that a run can resume."""
     generator = torch.Generator().manual_seed(seed)
     first = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=generator)
     window = text[first + torch.arange(CONTEXT + 1)]
@@ -88,16 +88,16 @@ def batch_of(text: torch.Tensor, seed: int) -> tuple[torch.Tensor, torch.Tensor]
 def kept_of(
     model: nn.Module, optimizer: AdamW, scaler: GradScaler
 ) -> dict[str, object]:
-    """Return all that a checkpoint holds; the scaler is saved and loaded as it is."""
+    """Return the contents of a checkpoint; the scaler itself is a stateful entry."""
     model_state, optimizer_state = get_state_dict(model, optimizer)
     return {"model": model_state, "optimizer": optimizer_state, "scaler": scaler}
 
 
 def save(folder: Path, step: int, kept: dict[str, object]) -> None:
-    """Write a checkpoint that is whole or not there; all ranks call it."""
+    """Write a checkpoint atomically; all ranks call it."""
     unfinished, finished = folder / "unfinished", folder / f"step-{step:06}"
     if dist.get_rank() == 0:
-        # Of a run that was killed while it wrote.
+        # Left by a run that was killed during a save.
         shutil.rmtree(unfinished, ignore_errors=True)
     dist.barrier()
     # Returns once every rank has written its part.
@@ -125,7 +125,7 @@ def load(folder: Path, model: nn.Module, optimizer: AdamW, scaler: GradScaler) -
 
 
 def say(line: str) -> None:
-    """Print a line in one piece, whatever other ranks print meanwhile."""
+    """Print a line in one write, so that ranks do not interleave."""
     print(f"{line}\n", end="", flush=True)
 
 
@@ -144,7 +144,7 @@ def set_up() -> torch.device:
 
 
 def main() -> None:
-    """Train, as the command line asks."""
+    """Parse the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=20)
@@ -187,7 +187,7 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
 
-        # Asking waits for the device; a long run asks less often.
+        # Waits for the device; a long run reads it less often.
         if not scaler.last.applied:
             now = f"2^{math.log2(scaler.get_scale()):g}"
             say(f"rank {rank}: step {step} skipped, the scale is now {now}")

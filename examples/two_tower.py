@@ -1,9 +1,9 @@
-"""Train two towers by contrast in FP16, one loss for each direction.
+"""Train two towers with a contrastive loss in FP16, one loss for each direction.
 
   python examples/two_tower.py
 
 Both losses reach both towers. Each has a scale of its own, and the gradients add up
-exactly whatever the scales are. The batch of an overflow is not lost: it runs again at
+exactly for any pair of scales. A batch that overflows is not lost: it is repeated at
 the lower scale.
 """
 
@@ -33,7 +33,7 @@ class Towers(nn.Module):
 
 
 def train(steps: int) -> tuple[float, int]:
-    """Train; return the last loss and the number of steps that were taken."""
+    """Train; return the last loss and the number of applied steps."""
     torch.manual_seed(0)
     model = Towers().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -11,7 +11,7 @@ from torch import nn
 
 
 def make_images(count, device):
-    """Return noisy images of four kinds, each bright in a quarter of its own."""
+    """Return noisy images of four kinds, each bright in another quarter."""
     labels = torch.randint(4, (count,))
     images = torch.randn(count, 1, 8, 8)
     for image, label in zip(images, labels, strict=True):

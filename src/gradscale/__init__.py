@@ -1,4 +1,4 @@
-"""gradscale keeps half-precision training alive.
+"""Loss scaling and diagnosis for half-precision training.
 
 >>> import gradscale
 >>> gradscale.DynamicScale().init_state().scale

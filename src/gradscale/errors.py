@@ -3,7 +3,7 @@
 GradscaleError
 ├── AmpError         a use of gradscale.apex that apex refuses too
 ├── ConfigError      a setting or an argument that can never work
-├── OrderError       a call at a moment when it cannot be right
+├── OrderError       a call at the wrong time
 ├── GradientError    a gradient that cannot be read or unscaled
 ├── StateError       a checkpoint or a run file that cannot be used
 ├── ScaleCollapsed   the scale is at its floor and gradients are still not finite
@@ -21,7 +21,7 @@ class GradscaleError(Exception):
     """Base of all errors raised by gradscale.
 
     Args:
-        message: What happened, why it cannot work, what to do.
+        message: The problem, its cause and the remedy.
         code: The entry of the catalogue.
         replaces: The message of the replaced scaler for this mistake, if it has one.
             It becomes the first line of the text, and `message` the second.
@@ -48,8 +48,8 @@ def _revive(kind: type[GradscaleError], text: str) -> GradscaleError:
     return error
 
 
-# Not a TypeError, which apex raises too: in an operator Python takes one for a type
-# that the operator does not know, and tries another method.
+# Not a TypeError, which apex raises too: torch's operators convert one into
+# NotImplemented, and Python then tries the reflected method.
 class AmpError(GradscaleError, NotImplementedError, ValueError, AssertionError):
     """A use of gradscale.apex that apex refuses too, or that can never work.
 
@@ -63,7 +63,7 @@ class ConfigError(GradscaleError, ValueError, AssertionError):
 
 
 class OrderError(GradscaleError, RuntimeError, AssertionError):
-    """A call at a moment when it cannot be right."""
+    """A call at the wrong time."""
 
 
 class GradientError(GradscaleError, ValueError):
@@ -83,7 +83,7 @@ class HopelessRun(GradscaleError, FloatingPointError):
 
 
 class GradscaleWarning(UserWarning):
-    """Something that does not stop the run and should not be overlooked."""
+    """A problem that does not stop the run."""
 
     def __init__(self, message: str, *, code: str = "") -> None:
         super().__init__(f"{message} [{code}]" if code else message)

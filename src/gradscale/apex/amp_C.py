@@ -1,4 +1,4 @@
-"""The operations of apex's compiled `amp_C` that public code calls, on torch's own.
+"""The operations of apex's compiled `amp_C` that third-party code calls, in torch.
 
 Each sets the flag to 1 if a checked input is not finite.
 """
@@ -64,7 +64,7 @@ def multi_tensor_l2norm(
     tensor_lists: Sequence[Sequence[Tensor]],
     per_tensor: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return f32[1], the joint norm, and f32[n], those of each if asked for.
+    """Return f32[1], the joint norm, and f32[n], the norm of each tensor, or f32[0].
 
     Args:
         chunk_size: Has no effect.

@@ -1,4 +1,4 @@
-"""`import apex` in an unmodified script finds this room."""
+"""Makes `import apex` in an unmodified script resolve to gradscale.apex."""
 
 import importlib
 import pkgutil
@@ -10,7 +10,7 @@ ROOTS = ("apex", "amp_C")
 
 
 def install_as_apex() -> Callable[[], None]:
-    """Let `import apex` find this room, whatever package of that name is installed.
+    """Make `import apex` resolve to gradscale.apex, even if apex is installed.
 
     >>> undo = install_as_apex()
     >>> from apex import amp

@@ -24,7 +24,7 @@ class Command(TyperCommand):
 class Commands(TyperGroup):
     """Finds commands by module: each module defines a function of its own name.
 
-    Modules with a leading underscore are no commands. A command is imported when it
+    Modules with a leading underscore are not commands. A command is imported when it
     is called: `explain` loads no framework.
     """
 

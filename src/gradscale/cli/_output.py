@@ -21,7 +21,7 @@ from rich.segment import Segment
 
 from gradscale.core.formatting import printable
 
-# Characters in a line of a pipe, which has no end.
+# Characters in a line of a pipe, which has no width.
 UNLIMITED = 10_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -55,7 +55,7 @@ class Screen:
 
 
 def console_of(*, width: int | None = None) -> Console:
-    """Return the console of stdout. Text is never taken for markup.
+    """Return the console of stdout. Text is never parsed as markup.
 
     Args:
         width: In characters; None for that of the terminal, 80 in a pipe.
@@ -154,7 +154,7 @@ def check_png(path: Path, option: str) -> None:
 
 
 def save_figure(draw: Callable[[], Any], path: Path) -> str:
-    """Write a figure as PNG; return why it could not be drawn, empty if it was.
+    """Write a figure as PNG; return the cause of a failure, empty on success.
 
     Args:
         draw: Imports the plotting library and returns the chart.

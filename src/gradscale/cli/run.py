@@ -96,7 +96,7 @@ def run(
     """
     file = _target(out)
     command = _command_line(script, arguments or [], module)
-    # Taken now: the script may remove it.
+    # Read now: the script may remove it.
     here = Path.cwd()
     with tempfile.TemporaryDirectory(
         prefix="gradscale-run-", ignore_cleanup_errors=True
@@ -127,7 +127,7 @@ class Recorded(NamedTuple):
 
 
 def closing_lines(recorded: Recorded) -> str:
-    """Return what is printed at the end: the first finding, and the next command.
+    """Return the closing lines: the first finding, and the next command.
 
     >>> print(closing_lines(Recorded([], 0, 0, "")))
     gradscale: nothing was recorded, because no PyTorch scaler was created. Scripts \
@@ -173,7 +173,7 @@ gradscale.jax.Recorder.
 
 
 class _Read(NamedTuple):
-    """What a run file holds.
+    """The summary of a run file.
 
     Attributes:
         counts: Its steps in words.
@@ -185,7 +185,7 @@ class _Read(NamedTuple):
 
 
 def _read_run(file: str) -> _Read:
-    """Read and diagnose a run file; whatever fails, the script's exit code stands."""
+    """Read and diagnose a run file; an error is part of the result."""
     unread = "the run was"
     try:
         with open_run(file) as run, reading_progress(run) as on_steps:

@@ -8,7 +8,7 @@ a standard deviation of `SPREAD` octaves. Float16 cuts off values below 2^-25. T
 closer the remaining elements are to that border, the more are missing: as many as
 remain if their mean is 2 octaves above it, 1 in 13 at 4, and a negligible number at 8.
 Zeros beside elements well within the float16 range are therefore true zeros, however
-many: of a ReLU, of embedding rows that the batch does not use, of a factor that is
+many: in a ReLU, in embedding rows that the batch does not use, in a factor that is
 still 0. The estimate never exceeds the number of zeros. It is too high for narrower
 gradients with true zeros, and too low for wider ones, by up to a half.
 

@@ -31,7 +31,7 @@ def import_state(
 ) -> dict[str, Any]:
     """Convert the saved state of another scaler to a checkpoint of this format.
 
-    The scales that follow are those of the other scaler, as far as `DynamicScale` can
+    Subsequent scales equal those of the other scaler as far as `DynamicScale` can
     express its rule; docs/policies.md lists the exceptions. `saved` is not changed.
 
     Args:

@@ -246,7 +246,7 @@ def _of_deepspeed(fields: Fields, given: Given) -> Translated:
     window = fields.whole("scale_window", 1)
     steps = _steps_since_overflow(fields)
     # After an overflow the scale grows on the finite step with number window + 1, and
-    # then on every window-th one. The former is kept: growth is what overflows.
+    # then on every window-th one. The former is kept, because growth causes overflows.
     settings = _moves(fields, window + 1)
     finite_steps = 1 + (steps - 1) % window if steps else 0
     if "min_scale" in fields:
@@ -341,7 +341,7 @@ def _is_dynamic(fields: Fields) -> bool:
     for name in ("dynamic", "dynamic_loss_scale"):
         if name in fields:
             return fields.flag(name)
-    # The older static class has nothing but its scale.
+    # The older static class has only its scale.
     return len(fields.values) > 1
 
 
@@ -379,12 +379,12 @@ def _forgiving(interval: int, finite_steps: int, left: int) -> tuple[float, int]
     Args:
         interval: The growth interval.
         finite_steps: Finite steps since it began.
-        left: The overflow with this number backs off.
+        left: The remaining hysteresis; at 1 the next overflow backs off.
     """
     # From 3 on: a tolerance has to be below one half.
     period = max(interval + 1, 3)
     tolerance = 1.0 / period
-    # The inverse of the inverse may be a little more than the period.
+    # Rounded twice, the inverse of the inverse may exceed the period.
     while math.ceil(1.0 / tolerance) > period:
         tolerance = math.nextafter(tolerance, 1.0)
     return tolerance, 0 if left > 1 else max(0, interval - finite_steps + 1)

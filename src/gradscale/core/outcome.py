@@ -43,7 +43,7 @@ class StepOutcome:
 
     @property
     def step(self) -> int:
-        """Which `update()` this was, counted from 1."""
+        """The number of the `update()`, counted from 1."""
         return self.record.step
 
     @property
@@ -53,7 +53,7 @@ class StepOutcome:
 
     @property
     def applied(self) -> bool:
-        """True if a step was taken and no optimizer's gradients were bad."""
+        """True if a step was applied and all gradients were finite."""
         return self.record.applied
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from gradscale.core.state import FixedState, Observed, ScaleState, Where, f32
 from gradscale.errors import ConfigError
 
-# The smallest normal f32: a device that flushes subnormals would see 0 below.
+# The smallest normal f32: a device that flushes subnormals reads smaller ones as 0.
 LOWEST_SCALE = 2.0**-126
 # The largest f32; its inverse is subnormal and still not zero.
 HIGHEST_SCALE = 2.0**128 - 2.0**104

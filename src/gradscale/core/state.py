@@ -1,4 +1,4 @@
-"""The values that flow through a rule, and the primitives a rule may use."""
+"""The inputs and states of scaling rules, and the primitives they may use."""
 
 import ctypes
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class FixedState(NamedTuple):
 
 
 class ScaleState(NamedTuple):
-    """All that changes from step to step.
+    """The state of `DynamicScale`.
 
     Attributes:
         scale: f32[], factor on the loss; in [min_scale, max_scale] at all times.

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from gradscale.judge.observations import Place, place_of
 from gradscale.runfile import EventRow, Run
 
-# Bounds on what an event can make this module do. A recorder lists 20 names.
+# Limits on the data of an event from an untrusted file. A recorder lists 20 names.
 MOST_NAMES = 1000
 MOST_TENSORS = 100_000
 

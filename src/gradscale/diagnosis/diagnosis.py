@@ -20,7 +20,7 @@ from gradscale.runfile import Run, StepRow
 
 # Steps between two calls of `on_steps`.
 REPORT_EVERY = 4096
-# Steps below which slow changes of scale, loss and gradients cannot be told apart.
+# The minimum number of steps to detect slow changes of scale, loss and gradients.
 FEW_STEPS = 50
 
 
@@ -37,7 +37,7 @@ class Diagnosis:
         verdicts: The number of steps with each verdict.
         findings: Most severe first, normal ones last.
         health: The state of the run as a whole.
-        not_judged: What could not be judged, and why, a sentence each.
+        not_judged: Judgements that were not possible, with reasons; one sentence each.
         timeline: The scale at each step, and the steps that were not ok.
         losses: The loss over the steps.
         phases: The run divided into phases.
@@ -49,7 +49,7 @@ class Diagnosis:
         last: The last row.
         headroom: Bits between the largest gradient of the last finite step and 65504;
             None if unknown.
-        seconds: From the first row to the last.
+        seconds: The time from the first row to the last.
     """
 
     path: Path
@@ -190,7 +190,7 @@ def diagnose_run(
 
 
 def _not_judged(steps: int, noted: Iterable[str]) -> Iterator[str]:
-    """Yield what could not be judged, and why."""
+    """Yield the judgements that were not possible, with reasons."""
     if 0 < steps < FEW_STEPS:
         yield f"trends: the run has {steps} steps, at least {FEW_STEPS} are needed"
     yield from noted

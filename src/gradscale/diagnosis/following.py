@@ -36,7 +36,7 @@ class Follower:
         steps: Steps read so far.
         timeline: The timeline of these steps.
         findings: The diagnosis so far, most severe first.
-        messages: Recorded messages that the last poll was the first to read.
+        messages: Recorded messages that are new in the last poll.
         meta: The metadata of the run, as of the last poll.
         last: The last row; None if there is none.
         behind: More rows may be available at once.

@@ -108,7 +108,7 @@ class JudgedRun:
 
     @property
     def not_judged(self) -> tuple[str, ...]:
-        """What could not be judged, and why, a sentence each."""
+        """Judgements that were not possible, with reasons; one sentence each."""
         return self._judge.not_judged
 
     def messages(self) -> list[Finding]:

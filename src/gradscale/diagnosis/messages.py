@@ -1,4 +1,4 @@
-"""Findings from the events of a run file that the judge does not give."""
+"""Findings from recorded events that do not come from the judge."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ _HOPELESS = codes_where(lambda row: row.hopeless)
 
 
 def recorded(events: Iterable[EventRow], known: set[str]) -> list[Finding]:
-    """Return a finding for each recorded message that the judge did not give.
+    """Return a finding for each recorded message that is not one of the judge.
 
     Args:
         events: All events of the run file.

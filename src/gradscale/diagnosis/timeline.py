@@ -136,7 +136,7 @@ class Timeline:
         return min(self._log2), max(self._log2)
 
     def columns(self, width: int) -> list[tuple[float, float]]:
-        """Return the lowest and highest log2 of the scale in each of equal pieces."""
+        """Return the lowest and highest log2 of the scale in `width` equal pieces."""
         span = self.last - self.first + 1
         edges = [self.first + span * column // width for column in range(width + 1)]
         pieces = []
@@ -201,7 +201,7 @@ def phases_of(timeline: Timeline) -> tuple[Phase, ...]:
 
 
 def _untroubled(timeline: Timeline, first: int, last: int) -> Iterator[Phase]:
-    """Yield the phases of a part without a phase of trouble."""
+    """Yield the phases between two phases of trouble."""
     for begin, end in timeline.falls(first, last):
         if begin > first:
             yield _phase(timeline, STEADY, first, begin - 1)

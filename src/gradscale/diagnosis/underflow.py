@@ -58,7 +58,7 @@ class Lost:
     Attributes:
         tensor: Its name; empty for all tensors together.
         elements: The number of elements.
-        zeros: The share of elements that are exactly 0, for whatever reason.
+        zeros: The share of elements that are exactly 0, true or flushed.
         flushed: The share of elements that were probably flushed to 0 in backward.
         lost: The share too small for float16, among elements that are not true zeros:
             those below 2^-24 and those flushed.
@@ -137,7 +137,7 @@ class Meter:
             for row in rows
             if not row.tensor.endswith(_ACTIVATION)
         }
-        # The scale may be that of any scaler; without one the bins mean nothing.
+        # The scale may be that of any scaler; without one the bins have no unit.
         if not parts or not 0.0 < scale < math.inf:
             return None, ""
         whole = pooled(parts.values())

@@ -21,7 +21,7 @@ class MultiSteps(optax.MultiSteps):
     by the same scale.
 
     Args:
-        opt: What `loss_scaled` returned, or a chain around it.
+        opt: The result of `loss_scaled`, or a chain around it.
         every_k_schedule, use_grad_mean, **options: As in optax.
         should_skip_update_fn: Must be None. A micro-batch that optax skips never
             reaches `loss_scaled`: with `optax.skip_not_finite` a scale that is too high

@@ -28,8 +28,8 @@ def value_and_grad(
 
     The loss is scaled before it is differentiated, and the gradients are cast to f32
     before they are divided, so that no element underflows. The loss is returned
-    unscaled. For an optimizer made with `loss_scaled`, which unscales
-    by itself, use `scaled_value_and_grad`.
+    unscaled. For an optimizer made with `loss_scaled`, which does its own unscaling,
+    use `scaled_value_and_grad`.
 
     Args:
         fun: Returns the loss, or the loss and auxiliary data if `has_aux`.
@@ -92,7 +92,7 @@ def scaled_value_and_grad(
     def differentiated(carrier: Any, /, *args: Any, **kwargs: Any) -> Any:
         factor = scale_of(carrier)
 
-        # The loss is passed along: dividing by the scale could round or overflow.
+        # The loss is auxiliary data: dividing by the scale could round or overflow.
         def scaled_loss(*args: Any, **kwargs: Any) -> Any:
             value = fun(*args, **kwargs)
             return scale(value[0] if has_aux else value, factor), value

@@ -84,7 +84,7 @@ def same_places(grads: Any, params: Any) -> None:
     """Raise unless gradients and parameters have the same paths.
 
     Raises:
-        GradientError: A parameter has no gradient, or the other way round.
+        GradientError: A parameter has no gradient, or a gradient has no parameter.
     """
     if params is None:
         return

@@ -133,7 +133,7 @@ def packed(step: LastStep) -> jax.Array:
 
 
 def unpacked(facts: Any, counts: Counts) -> LastStep:
-    """Return the argument of `packed`; the leading axes of an ensemble stay.
+    """Invert `packed`; the leading axes of an ensemble are kept.
 
     Args:
         facts: f32[9 + n], of JAX or NumPy.

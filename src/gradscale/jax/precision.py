@@ -80,7 +80,7 @@ class Precision:
             batches are cast as well; `check` finds it.
 
     Raises:
-        ConfigError: The text, a pattern or a dtype cannot be understood.
+        ConfigError: The text, a pattern or a dtype is invalid.
     """
 
     param_dtype: Any
@@ -118,7 +118,7 @@ class Precision:
         return _cast(tree, lambda path: self.param_dtype)
 
     def cast_to_compute(self, tree: Any) -> Any:
-        """Cast to the dtype of the forward pass; a leaf that `keep` names, to its own.
+        """Cast to the dtype of the forward pass; leaves matched by `keep`, to its own.
 
         For parameters and for batches. An array that is not in a tree has an empty
         path, which `*` matches.
@@ -167,10 +167,10 @@ class Precision:
         return cast_fun
 
     def check(self, params: Any) -> None:
-        """Raise if a pattern of `keep` decides for no leaf: it may be misspelt.
+        """Raise if a pattern of `keep` has no effect: it may be misspelt.
 
         Call it once, with the parameters that are passed to `cast_to_compute`. A
-        pattern whose leaves are all matched by patterns before it decides for none.
+        pattern whose leaves are all matched by earlier patterns has no effect.
 
         Raises:
             ConfigError: There is such a pattern.

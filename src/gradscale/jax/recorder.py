@@ -84,11 +84,11 @@ class Recorder:
             kept under the next free number.
         quiet: Write findings and do not print them.
         meta: Further facts about the run for the file, JSON values.
-        sample_every: The distance of the steps whose peaks are kept for each leaf.
+        sample_every: Interval, in steps, at which the peaks of each leaf are kept.
 
     Raises:
-        StateError: The folder does not exist or is not writable (GS308), or the file is
-            to be continued and cannot be (GS306, GS307).
+        StateError: The folder does not exist or is not writable (GS308), or the file
+            cannot be continued (GS306, GS307).
 
     Attributes:
         path: The run file; None if this process writes none.
@@ -142,9 +142,9 @@ class Recorder:
     ) -> None:
         """Record one update. Waits for the update before it, never for this one.
 
-        The arrays are copied to the host while the device goes on, and read by the
-        next call or by `close`. They must be alive until then: those of `last` are,
-        also if the state is donated to the next step.
+        The arrays are copied to the host asynchronously, and read by the next call or
+        by `close`. They must stay valid until then: those of `last` do, even if the
+        state is donated to the next step.
 
         Args:
             last_step: `last(opt_state)`, after the update. Eager `last` dispatches one
@@ -208,7 +208,7 @@ class Recorder:
         self, names: tuple[str, ...], facts: Any, counts: Any, loss: Any
     ) -> None:
         """Record one update from inside `jit`; the arguments are on the host."""
-        # No computation of JAX here: it could wait for the one that called.
+        # No JAX computation here: it could wait for the computation of the callback.
         step = unpacked(np.asarray(facts), Counts(*np.asarray(counts)))
         self._record(_Pending(step, loss, names))
 
@@ -291,7 +291,7 @@ def record_step(
     2 16.0
 
     Args:
-        recorder: Where to.
+        recorder: Receives the update.
         opt_state: The state that `update` returned.
         params: As for `Recorder.step`.
         loss: float[], the loss before it was scaled.

@@ -70,7 +70,7 @@ def sweep(
         kind: A key that is equal for arrays that may be grouped.
 
     Yields:
-        The places of some arrays, and their facts, as many of each.
+        The places of some arrays, and the facts of each.
     """
     groups = defaultdict(list)
     for place, leaf in leaves:

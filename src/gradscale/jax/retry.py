@@ -29,8 +29,8 @@ class _Attempt(NamedTuple):
 
     Attributes:
         number: i32[], attempts made.
-        rule: The policy's state for the attempt to come.
-        again: bool[], another attempt is made.
+        rule: The policy's state for the next attempt.
+        again: bool[], another attempt follows.
         result: The loss and the scaled gradients of the last attempt.
     """
 
@@ -51,7 +51,7 @@ def retried_value_and_grad(
     mask: Mask = None,
     using: Differentiate = jax.value_and_grad,
 ) -> Callable[..., Any]:
-    """Return a function that tries a batch again at a lower scale if it overflows.
+    """Return a function that retries a batch at a lower scale if it overflows.
 
     In a `lax.while_loop`, so it works under `jit` and is traced once: the same
     arguments, PRNG keys included, give the same forward pass; only the scale differs.
@@ -66,7 +66,7 @@ def retried_value_and_grad(
         fun, argnums, has_aux: As in `value_and_grad`.
         policy: Its rule lowers the scale.
         retries: The largest number of further attempts.
-        axis_name: Axes over which all devices must agree to try again.
+        axis_name: Axes over which all devices must agree to retry.
         mask: True for scaled gradients; see `observe`.
         using: `jax.value_and_grad` or `eqx.filter_value_and_grad`. An nnx
             module is changed in place, which a loop does not allow: pass the result of
@@ -108,7 +108,7 @@ def retried_value_and_grad(
             moved = update(policy, made.rule, Observed(seen.finite, seen.amax, fits))
             lower = moved.scale < made.rule.scale
             again = ~seen.finite & fits & lower & (made.number < retries)
-            # A judged attempt would count twice: only one that is repeated moves.
+            # `update` judges the last attempt: only attempts before it move the state.
             rule = jax.tree.map(functools.partial(jnp.where, again), moved, made.rule)
             return _Attempt(made.number + 1, rule, again, (value, grads))
 

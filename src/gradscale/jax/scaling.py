@@ -20,8 +20,8 @@ def scale(loss: Any, state: Any) -> Any:
     """Multiply a loss, or a tree of losses, by the scale. In f32 at least.
 
     Args:
-        loss: float[...] leaves. An f16 loss can take no scale above 2^15: return an
-            f32 one from the model, as `Precision(...).cast_to_output` does.
+        loss: float[...] leaves. An f16 loss cannot hold a scale above 2^15: return an
+            f32 loss from the model, as `Precision(...).cast_to_output` does.
         state: A policy's state, the state of an optimizer with `loss_scaled` in it,
             or a number.
 

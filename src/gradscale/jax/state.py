@@ -102,7 +102,7 @@ def current_scale(opt_state: Any) -> jax.Array:
 def warn_if_unscaled() -> None:
     """Warn, once in a process, if no loss can have been scaled.
 
-    Runs where `update` is called or traced: a compiled step contains nothing of it.
+    Runs where `update` is called or traced, and adds nothing to a compiled step.
     """
     global _scale_requested
     if _scale_requested:
@@ -248,7 +248,7 @@ def _last(facts: jax.Array, counts: jax.Array) -> LastStep:
 
 
 def _array(value: Any) -> jax.Array:
-    """Return an array that flax nnx or a checkpoint may have put into a wrapper."""
+    """Return an array without the wrapper of flax nnx or of a checkpoint."""
     return jnp.asarray(value)
 
 

@@ -1,4 +1,4 @@
-"""Builds findings: the evidence, what was seen in words, what it cost."""
+"""Builds findings: the evidence, its description and the cost."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -37,10 +37,10 @@ class Context(NamedTuple):
         record: The present step.
         history: The run up to it, this step included.
         trend: Slow averages of scale and gradients before it.
-        observations: What was observed beside the steps.
+        observations: Observations beyond the step records.
         tensors: The number of gradient tensors of the run; 0 if unknown.
         last_episode: The last episode that has ended.
-        framework: Whose calls the advice names; empty for none.
+        framework: The framework whose calls the advice names; empty for none.
     """
 
     record: StepRecord
@@ -210,7 +210,7 @@ def _up_to_now(finding: Finding, episode: Episode | None) -> Finding:
 
 
 def with_headroom(context: Context, episode: Episode, found: Scattered) -> Finding:
-    """GS211: gradients are not finite now and then, and the scale is not to blame."""
+    """GS211: gradients are occasionally not finite, and the scale is not the cause."""
     # After the last of them, unless it has grown since.
     lowest = min(found.lowest, context.record.scale)
     seen = {
@@ -262,7 +262,7 @@ def frequent_skips(
         "fixed": fixed,
     }
     blamed = scale_is_blamed(episode) or bool(seen["growths"])
-    # At a scale that does not move, a later step shows what headroom there is.
+    # At a fixed scale, a later step shows the available headroom.
     spared = 2 * episode.spared > episode.lost
     seen["slow"] = context.history.taken == 0
     seen["scale_blamed"] = (fixed or blamed) and not spared
@@ -401,7 +401,7 @@ def scale_is_blamed(episode: Episode) -> bool:
     before were close to 65504, the scale had just been raised or was being found, or
     the gradients fit once it was lower, and then were close to 65504.
     """
-    # Not acquitted where the gradients were not read.
+    # Not ruled out where the gradients were not read.
     headroom = episode.headroom
     if episode.acquitted:
         return False
@@ -413,7 +413,7 @@ def scale_is_blamed(episode: Episode) -> bool:
 # Bits of headroom below which a larger batch may overflow. Recorded healthy runs swing
 # by up to four from batch to batch, policy gradients by six.
 NEAR_BITS = 6.0
-# A fall of the scale by this many bits without effect acquits it.
+# A fall of the scale by this many bits without effect rules it out as the cause.
 FAR_BITS = 8.0
 
 

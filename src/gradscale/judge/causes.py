@@ -1,8 +1,8 @@
 """The causes of trouble: the evidence each needs, its location and its remedies.
 
-One table. The first row whose evidence is there is the cause; rows that need more
-evidence come first. No cause is named on suspicion: without evidence a finding states
-what was seen, and has no cause.
+One table. The cause is the first row whose evidence is present; rows that need more
+evidence come first. A finding without such evidence describes the symptom and has no
+cause.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ LARGEST = 65504.0
 FEW_BATCHES = 3
 # Factor by which the largest weight must have grown to blame the updates.
 WEIGHTS_GROWN = 8.0
-# Factor above its first value from which on a loss tells of the learning rate although
-# gradients have grown: a recurrence that explodes raised it 27 times, a rate 128 times.
+# Growth of the loss since the start that indicates the learning rate although gradients
+# have grown: an exploding recurrence raised it 27-fold, a learning rate 128-fold.
 DIVERGED_FAR = 64.0
-# Factor by which a layer may multiply independent inputs: usual initialisations have 1
-# to 2, and a few such layers in a row leave float16.
+# Gain on independent inputs at which the weight of a layer is too large: usual
+# initialisations have 1 to 2, and a few layers of this gain exceed the float16 range.
 LARGE_GAIN = 8.0
 
 
@@ -79,7 +79,7 @@ def advice_of(cause: Cause, seen: Evidence, framework: str = "") -> tuple[str, .
     Args:
         cause: Of the finding.
         seen: Its evidence.
-        framework: Whose calls are named: a key of `WORDS`; none for another.
+        framework: A key of `WORDS`; for any other, neutral words are used.
     """
     # Evidence may have the name of a word: "loss".
     words = {
@@ -105,12 +105,12 @@ def grown(seen: Evidence) -> bool:
 
 
 def rising(seen: Evidence) -> bool:
-    """The loss had gone up before, slowly or at once."""
+    """The loss had risen before, slowly or suddenly."""
     return "loss_low" in seen or "loss_last" in seen
 
 
 def diverged(seen: Evidence) -> bool:
-    """The loss had gone up far above where the run began."""
+    """The loss had risen far above its value at the start of the run."""
     above = seen.get("loss_mean", 0.0) > RISEN * seen.get("loss_start", 0.0)
     return "loss_last" in seen or ("loss_low" in seen and above)
 
@@ -127,12 +127,12 @@ def named(seen: Evidence) -> bool:
 
 
 def everywhere(seen: Evidence) -> bool:
-    """All tensors are hit."""
+    """All tensors are affected."""
     return named(seen) and seen["culprits"] == seen.get("tensors")
 
 
 def widespread(seen: Evidence) -> bool:
-    """So many tensors are hit that the first of them is no evidence."""
+    """So many tensors are affected that the first of them is no evidence."""
     tensors = int(seen.get("tensors", 0))
     return named(seen) and 0 < 3 * tensors <= 4 * int(seen["culprits"])
 
@@ -150,23 +150,23 @@ def _place_is(direction: str, *, module: bool) -> Callable[[Evidence], bool]:
 
 
 def _batch_is_bad(seen: Evidence) -> bool:
-    """An input or a target was not finite, and no module had made it."""
+    """An input or a target was not finite, and no module had computed it."""
     return bool(seen.get("place_given")) and not seen.get("place_was_float16")
 
 
 def _batch_left_float16(seen: Evidence) -> bool:
-    """An input or a target is infinite since it was cast to float16."""
+    """An input or a target overflowed in a cast to float16."""
     return bool(seen.get("place_given") and seen.get("place_was_float16"))
 
 
 def _weights_are_large(seen: Evidence) -> bool:
-    """The weight of a layer multiplies its inputs too much, and always has."""
+    """The weight of a layer has a large gain, since the start of the run."""
     first, now = seen.get("weight_from", 0.0), seen.get("weight_to", 0.0)
     return bool(seen.get("place_gain", 0.0) >= LARGE_GAIN and now <= 1.5 * first)
 
 
 def _input_is_bad(seen: Evidence) -> bool:
-    """The input of a module was not finite, made outside any module."""
+    """The input of a module, computed outside any module, was not finite."""
     return seen.get("place_tensor") == "input" and bool(seen.get("place_module"))
 
 
@@ -179,7 +179,7 @@ def _input_is_large(seen: Evidence) -> bool:
 
 
 def _is_loss_alone(seen: Evidence) -> bool:
-    """The loss was not finite and its gradients were; a bad input makes both bad."""
+    """The loss alone was not finite; a bad input also affects the gradients."""
     applied = seen.get("applied", 0)
     enough = 1 if seen.get("loss") == "inf" else seen.get("steps", 1)
     return forward(seen) and applied >= enough
@@ -211,8 +211,8 @@ def _fixed(words: str) -> Callable[[Evidence], str]:
 
 # --- Remedies that several causes share -----------------------------------------------
 
-# What differs between frameworks. Advice on calls that only PyTorch's scaler observes
-# names them itself.
+# Words that differ between frameworks. Advice on calls that only PyTorch's scaler
+# observes contains its own.
 NEUTRAL = {
     "float32": "in float32",
     "find": "Find the tensors at the next skip.",
@@ -722,7 +722,7 @@ UNKNOWN = Cause(
     ),
 )
 
-# In the order of evidence: what made the others impossible comes first.
+# In the order of evidence: causes that exclude the others come first.
 EPISODES = (
     NEVER_CLEARED,
     STEPPED_DIRECTLY,

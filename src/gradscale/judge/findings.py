@@ -61,7 +61,7 @@ class Finding(NamedTuple):
 
     @property
     def normal(self) -> bool:
-        """True if a healthy run has it."""
+        """True if a healthy run has such findings, too."""
         return is_normal(self.code)
 
     def text(self) -> str:
@@ -130,8 +130,8 @@ class Health(Enum):
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings, most severe first, then in the order of steps.
 
-    A wrong use of the scaler comes before what it may have caused, and a finding with
-    a cause before one without.
+    A misuse of the scaler comes before its possible consequences, and a finding with a
+    cause before one without.
     """
 
     def severity(finding: Finding) -> tuple[bool, bool, bool, bool, int, int]:
@@ -145,7 +145,7 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def clear_recovered(findings: Iterable[Finding], healthy_at: int) -> list[Finding]:
-    """Return the findings, hopeless no longer if the run recovered after them.
+    """Return the findings, with `hopeless` cleared where the run recovered later.
 
     Args:
         findings: In any order.
@@ -163,10 +163,10 @@ def clear_recovered(findings: Iterable[Finding], healthy_at: int) -> list[Findin
 def merge_repeats(findings: Iterable[Finding]) -> list[Finding]:
     """Return one finding for each cause, or code without a cause, and location.
 
-    Findings that count all occurrences so far form one group, with the location and
-    the cause that the last of them knows. A finding is the last of its group, or the
-    last hopeless one, with the earliest `since`.
-    Its evidence has the number of times: the largest count in the group, or its size.
+    Findings that count all occurrences so far form one group per code, with the
+    location and the cause of the last of them. A group becomes its last hopeless
+    finding, else its last with the cause, with the earliest `since` and, as evidence,
+    the number of times: the largest count in the group, or its size.
     """
     every = list(findings)
     # The last of those that count all occurrences, and name a cause.

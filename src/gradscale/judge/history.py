@@ -30,17 +30,17 @@ FAR_RISEN = 16.0
 SMALLEST_NORMAL = 2.0**-14
 # Finite steps over which the largest gradient is kept, at least.
 PEAK_MEMORY = 100
-# Samples in which one layer lost its gradients before a finding; fewer if a cast was
-# seen to flush them and headroom is unused.
+# Samples in which one layer lost its gradients before a finding; fewer if a cast is
+# known to flush them and headroom is unused.
 VANISHED_LAYER = 4
 SUSPECT_LAYER = 2
 UNUSED_BITS = 8.0
 # Finite steps that give the gradients of the beginning, and of the present.
 FIRST_STEPS = 20
-# Steps at a new scale in which an overflow is a matter of that scale.
+# Steps at a new scale in which an overflow is attributed to that scale.
 FRESH_STEPS = 3
-# Bits of headroom with which a scale is acquitted also while it is being found. Weight
-# gradients have headroom to spare where those of activations overflow first.
+# Bits of headroom that rule out the scale as the cause even during calibration. Weight
+# gradients have unused headroom where those of activations overflow first.
 SPARED_BITS = 12.0
 _IDLE = Verdict.NO_GRADIENTS.code
 _COLLAPSE = Verdict.COLLAPSE.code
@@ -71,7 +71,7 @@ def bounds_of(meta: Mapping[str, Any]) -> Bounds | None:
 
 
 class StepSequence:
-    """Counts again, over all records of a run, what depends on earlier steps.
+    """Recomputes, over all records of a run, the fields that depend on earlier steps.
 
     Whether a step was finite before, whether the scale was just raised, steps at the
     floor: a run file has no such fields, and each of several scalers counts only its
@@ -148,7 +148,7 @@ class Streak:
 
 @dataclass(slots=True)
 class Episode:
-    """Steps that were not taken, with fewer than five finite ones between two of them.
+    """Lost steps with fewer than five finite ones between two of them.
 
     A step counts as lost if it was skipped although there were gradients, or if its
     loss was not finite.
@@ -182,7 +182,7 @@ class Episode:
             65504, at the scale of the first lost step; None if unknown.
         raised: The first lost step was among the first at a scale that was raised.
         sought: It was among the first at another new scale, or in the calibration.
-        acquitted: A location was observed that no scale has to do with.
+        acquitted: An observed location is unrelated to the scale.
         spared: Steps of the episode that were not finite although the gradients of
             finite steps leave `SPARED_BITS` of headroom, up to the last.
         spared_from: The scale of the first of them.
@@ -284,7 +284,7 @@ class Episode:
                 self.spared += 1
                 self.spared_from = self.spared_from or record.scale
         else:
-            # Another cause than the scale: no evidence about other scales.
+            # A cause other than the scale: no evidence about other scales.
             self.gradient_row = 0
         self.scale = record.scale
         self.lowest = min(self.lowest, record.scale)
@@ -370,7 +370,7 @@ class Scattered:
 
     @property
     def every(self) -> int:
-        """The distance of the episodes, if it is always the same; else 0."""
+        """The interval of the episodes, if it is always the same; else 0."""
         return self.gap if self.equal_gaps >= 1 and self.gap >= 5 else 0
 
 
@@ -408,9 +408,9 @@ class History:
         layer_samples: Samples in a row in which it was that layer.
         layer_since: The first of them.
         layer_sinking: Those up to the last with unused headroom, and with gradients
-            that are close to the smallest float16: one that is exactly 0 may be so for
-            another reason.
-        fitting_scale: The highest scale that ten finite steps in a row have fit.
+            close to the smallest float16: gradients of exactly 0 may have another
+            cause.
+        fitting_scale: The highest scale of ten finite steps in a row.
         size_start: Mean of log2 of the largest unscaled gradient, over the first steps.
         size: The same over the last ones.
         sizes: Finite steps with a gradient.
@@ -503,7 +503,7 @@ class History:
         return None if top == -math.inf else TOP - (top + exponent(scale))
 
     def has_room(self, scale: float) -> bool:
-        """Return whether headroom lies unused at a scale."""
+        """Return whether a scale leaves headroom unused."""
         headroom = self.headroom(scale)
         return headroom is not None and headroom >= UNUSED_BITS
 

@@ -26,9 +26,9 @@ from gradscale.judge.observations import Observations
 from gradscale.judge.trend import Alarm, Trend, exponent
 from gradscale.judge.verdict_table import Skip, verdicts_where
 
-# Lost steps in a row before an episode is hopeless, and before it is reported at all
-# events. Live, records of PyTorch are two to five steps old: a hopeless run is stopped
-# within sixteen. The module hooks have observed a location by then.
+# Lost steps in a row before an episode is hopeless, and before it is always reported.
+# Live, records of PyTorch are two to five steps old: a hopeless run is stopped within
+# sixteen. The module hooks have observed a location by then.
 HOPELESS_AFTER = 10
 # The same for an episode whose location is known.
 LOCATED_AFTER = 8
@@ -41,7 +41,7 @@ FEW_SKIPS = 5
 # Finite steps in a row, or samples, with vanishing gradients before a finding.
 VANISHED_STEPS = 100
 VANISHED_SAMPLES = 3
-# Gradients that stay non-finite over this many bits of scale are so at any scale:
+# Number of bits of scale over which gradients must stay non-finite to be genuinely so:
 # with NaN, or with infinity only. Recorded runs drop by up to 8 bits from one batch to
 # the next, never for as many steps in a row.
 GENUINE_STEPS = 8
@@ -50,15 +50,15 @@ GENUINE_BITS_INF = 10.0
 # Before the first finite step, NaN may come from infinity minus infinity: the scale
 # must also have fallen far below 1, where losses of raw data may still fit.
 GENUINE_SCALE = 2.0**-8
-# Short episodes with headroom before the scale is acquitted: with NaN, or infinity.
+# Short episodes with headroom that rule out the scale: with NaN, or with infinity.
 ACQUITTED_NAN = 3
 ACQUITTED_INF = 5
-# Bits of headroom with which a NaN may have another cause than the scale.
+# Bits of headroom from which on a NaN may have a cause other than the scale.
 DOUBT_BITS = 2.0
 # Skips of a calibration that is too long: 2^16 becomes 2^-34 in as many halvings.
 LONG_CALIBRATION = 50
-# log2 of a scale so low, and bits by which gradients are so much larger than the loss,
-# that the end of a calibration is reported. Large losses have large gradients.
+# The end of a calibration is reported if log2 of the scale is at most this, and bits of
+# gradients above the loss at least this. Large losses have large gradients.
 LOW_SCALE = -4.0
 AMPLIFIED_BITS = 18.0
 # Bits by which gradients must have grown since the beginning of the run, and by which
@@ -100,8 +100,8 @@ class Judge:
 
     Args:
         tensors: The number of gradient tensors of the run; 0 if unknown.
-        framework: Whose calls the advice names: "torch", "jax", "keras"; empty for
-            none.
+        framework: The framework whose calls the advice names: "torch", "jax", "keras";
+            empty for none.
 
     Attributes:
         tensors: As given; may be set once it is known.
@@ -148,7 +148,7 @@ class Judge:
         episode = self._episode
         if episode is None or not episode.row:
             return False
-        # A NaN after steps that fit, at the same scale and not at its limit.
+        # A NaN after finite steps at the same scale, with headroom.
         room = episode.headroom is not None and episode.headroom >= DOUBT_BITS
         doubted = episode.nan > 0 and room and not (episode.raised or episode.sought)
         return episode.loss_row > 0 or doubted or not scale_is_blamed(episode)
@@ -161,11 +161,11 @@ class Judge:
 
     @property
     def not_judged(self) -> tuple[str, ...]:
-        """What could not be judged so far, and why, a sentence each."""
+        """Judgements not possible so far, with reasons; one sentence each."""
         return self._observations.not_judged
 
     def observe(self, step: int, data: Mapping[str, Any]) -> None:
-        """Add an observation; it counts from the step of its number on.
+        """Add an observation, which is valid from its step on.
 
         Args:
             step: In any order: evidence on a judged step arrives after observations
@@ -311,7 +311,7 @@ class Judge:
         episode: Episode,
         found: list[Finding],
     ) -> None:
-        """Report an episode once it is clear what it is; once."""
+        """Report an episode, once, when its kind is known."""
         if verdict in (Verdict.LOSS_OVERFLOW, Verdict.NORM_OVERFLOW):
             self._check_overflow(context, verdict.code, episode, found)
         if episode.hopeless:
@@ -333,7 +333,7 @@ class Judge:
             skips = Window(episode.since, steps=episode.steps, skips=episode.lost)
             finding = build.frequent_skips(context, episode, skips, fixed=False)
         elif (
-            # Without a step that was taken it is for GS208 to decide.
+            # Without a finite step between lost ones, GS208 decides.
             episode.taken
             and episode.spared >= GENUINE_STEPS
             and episode.spared_bits >= GENUINE_BITS_NAN
@@ -355,7 +355,7 @@ class Judge:
             self._report(finding, found)
 
     def _is_fixed(self, episode: Episode) -> bool:
-        """Return whether the scale stays although no step was taken."""
+        """Return whether the scale stays although no step was applied."""
         row = episode.gradient_row
         return row >= HOPELESS_AFTER and episode.held == row - 1
 
@@ -383,7 +383,7 @@ class Judge:
             episode.reported += (code,)
 
     def _check_vanished(self, record: StepRecord, found: list[Finding]) -> None:
-        """Report vanishing gradients, once until they are back."""
+        """Report vanishing gradients, once until they recover."""
         history = self._history
         flushed = self._observations.is_flushed(history.layer, record.amax)
         has_room = history.has_room(record.scale)
@@ -456,7 +456,7 @@ class Judge:
                 )
 
     def _check_misuse(self, context: Context, found: list[Finding]) -> None:
-        """Report wrong uses of the scaler, each once."""
+        """Report each misuse of the scaler once."""
         for code in self._observations.misused():
             if code not in self._reported:
                 self._reported.add(code)
@@ -501,7 +501,7 @@ def is_genuine(episode: Episode, *, settled: bool) -> bool:
 
 
 def _is_explained(episode: Episode) -> bool:
-    """Return whether a finding that is not about the scale was reported on it."""
+    """Return whether a finding unrelated to the scale was reported for an episode."""
     return episode.hopeless or bool({"GS203", "GS211"} & {*episode.reported})
 
 

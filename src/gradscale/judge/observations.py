@@ -1,8 +1,8 @@
-"""What was observed beside the steps: locations, weights, the calls of the loop.
+"""Observations beyond the step records: locations, weights, calls of the training loop.
 
-A framework room observes these when a step calls for it, or in a few sampled steps. A
-recorded run stores each as an event, so a judge that reads the file knows what the
-live judge knew.
+A framework integration makes them in a few sampled steps, or when a step requires it. A
+recorded run stores each as an event, so a judge that reads the file has the same
+observations as the live judge.
 """
 
 import sys
@@ -23,7 +23,7 @@ MISUSED_SHARE = 0.6
 # window of micro-batches would have ended.
 UNCLEARED_LOOKS = 6
 WINDOW_LOOKS = 9
-# Notes on what could not be judged that are kept.
+# Notes kept on judgements that were not possible.
 MOST_UNJUDGED = 8
 # Names listed in a finding.
 MOST_NAMES = 3
@@ -55,9 +55,9 @@ class Place(NamedTuple):
         kind: "nan" or "inf"; empty if unknown.
         loss_finite: Whether the loss of that step was finite; None if unknown.
         peak: The largest finite magnitude among the inputs.
-        given: It is of the batch.
+        given: The tensor is part of the batch.
         given_peak: The largest finite magnitude in the batch.
-        was_float16: It is infinite, and its finite values are float16 values.
+        was_float16: The tensor is infinite, and its finite values are float16 values.
         gain: By how much the weight of the module multiplies independent inputs.
     """
 
@@ -147,7 +147,7 @@ def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
 
 
 class Misuse(NamedTuple):
-    """A wrong use of the scaler.
+    """A misuse of the scaler.
 
     Attributes:
         since: The step of the first observation.
@@ -169,15 +169,15 @@ class Observations:
     Attributes:
         loop: Counts over the sampled steps, as of the last of them: `looks`, and in
             how many of them each misuse showed.
-        setup_facts: What is known of model and optimizers.
+        setup_facts: Facts about model and optimizers.
         missing: Parameters with a gradient that no optimizer has.
         casts: Layers whose gradients a cast to float16 has flushed to 0, and layers
             whose gradients were 0 before it.
-        weights: The last look at weights and learning rate.
-        scalers: Scalers that were made, one after the other, while optimizers went on
-            from their last state.
-        unused: Losses that were scaled and that no update followed.
-        not_judged: What could not be judged, and why, a sentence each.
+        weights: The last observation of weights and learning rate.
+        scalers: Scalers created one after another while optimizers continued from
+            their last state.
+        unused: Scaled losses without a following update.
+        not_judged: Judgements that were not possible, with reasons; one sentence each.
         since: The step of the first observation of each kind.
         first, last: The locations of the first and last non-finite value, by whether
             the loss was finite.
@@ -196,7 +196,7 @@ class Observations:
     first: dict[bool, Place] = field(default_factory=dict)
 
     def add(self, step: int, data: Mapping[str, Any]) -> None:
-        """Add the data of an event; others than observations are ignored."""
+        """Add the data of an event; events other than observations are ignored."""
         place = place_of(step, data)
         if place is not None:
             finite = place.loss_finite
@@ -235,7 +235,7 @@ class Observations:
     def is_flushed(self, layer: str, amax: float) -> bool | None:
         """Return whether a cast flushes the gradients of a layer; None if unknown.
 
-        One without a cast of its own is behind that of another layer.
+        Gradients of a layer without a cast of its own pass that of another layer.
 
         Args:
             layer: Its name.
@@ -289,9 +289,9 @@ class Observations:
         return seen
 
     def acquits_scale(self, episode: Episode) -> bool:
-        """Return whether a location in an episode has nothing to do with the scale.
+        """Return whether a location in an episode is unrelated to the scale.
 
-        In a step with a finite loss, the forward pass has made a non-finite value.
+        In a step with a finite loss, the forward pass produced a non-finite value.
         """
         last = self.last.get(True)
         if last is None or last.step < episode.since:
@@ -311,7 +311,7 @@ class Observations:
         return first if first.step >= episode.since else last
 
     def misused(self, *, ended: bool = False) -> Iterator[str]:
-        """Yield the codes of all wrong uses that the observations show.
+        """Yield the codes of all misuses that the observations show.
 
         Args:
             ended: No further observation will contradict these.
@@ -322,11 +322,11 @@ class Observations:
                 yield code
 
     def misuse(self, code: str) -> Misuse:
-        """Return a wrong use in words."""
+        """Return the description of a misuse."""
         return MISUSES[code][1](self)
 
     def _shown(self, name: str) -> bool:
-        """Return whether something showed in most of the sampled steps."""
+        """Return whether a misuse showed in most of the sampled steps."""
         looks, times = _number(self.loop, "looks"), _number(self.loop, name)
         return times >= MISUSED_STEPS and times >= MISUSED_SHARE * looks
 

@@ -56,7 +56,7 @@ class Alarm(NamedTuple):
 
     @property
     def bits(self) -> float:
-        """The distance of the value from its usual one."""
+        """The deviation of the value from its usual one."""
         return abs(self.now - self.usual)
 
 

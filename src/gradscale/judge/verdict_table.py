@@ -61,8 +61,8 @@ class Row:
         located: Its finding takes the location observed by module hooks.
         loss_finite: Whether the loss was finite in such steps; None for either.
         warned: Reported as a warning by the scaler, not by the monitor.
-        raised: Raised by the scaler at the floor, whatever its guard is.
-        misuse: A wrong use of the scaler, which comes before its consequences.
+        raised: Raised by the scaler at the floor, for any guard.
+        misuse: A misuse of the scaler, which comes before its consequences.
         look: The appearance in charts; None if there is no verdict.
     """
 

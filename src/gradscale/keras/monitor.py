@@ -30,9 +30,9 @@ class Monitor(keras.callbacks.Callback):
     many steps, with the facts of the last of them; the counts are exact.
 
     Keras gives a callback the mean loss of the epoch so far; the loss in the file is
-    what the metric `loss` gained since the row before. A mean that is not finite would
-    hide the losses of the later steps: Monitor resets the metric then, and logs the
-    mean as it was until the end of the epoch. A `train_step` of your own that does not
+    the mean since the row before, from the metric `loss`. A mean that is not finite
+    would hide the losses of the later steps: Monitor resets the metric then, and logs
+    the non-finite mean until the end of the epoch. A custom `train_step` that does not
     update the metric should return the loss of the step as `loss`.
 
     >>> import keras, numpy, tempfile
@@ -57,16 +57,16 @@ class Monitor(keras.callbacks.Callback):
         record: The run file; by convention it ends in .gs. None to write none.
         sinks: Each receives every step; see `gradscale.sinks`.
         resume: Continue an existing file. A further `fit` with the same callback
-            continues its file in any case.
+            always continues its file.
         guard: "raise" ends the run with `HopelessRun` once no scale can help; "report"
             prints it.
         quiet: Print nothing; findings are written.
         meta: Further facts about the run for the file, JSON values.
-        sample_every: The distance of the steps whose peaks are kept for each variable.
+        sample_every: Interval, in steps, at which the peaks of variables are kept.
 
     Raises:
-        StateError: The folder does not exist or is not writable (GS308), or the file is
-            to be continued and cannot be (GS306, GS307).
+        StateError: The folder does not exist or is not writable (GS308), or the file
+            cannot be continued (GS306, GS307).
 
     Attributes:
         path: The run file; None before the first step and if this process writes none.
@@ -194,7 +194,7 @@ class Monitor(keras.callbacks.Callback):
     def _values(
         self, variables: Sequence[Any], all_variables: Sequence[Any], kind: str
     ) -> list[Any]:
-        """Return the values of some variables as the last step has left them.
+        """Return the values of some variables after the last step.
 
         Args:
             variables: Some of `all_variables`.
@@ -227,7 +227,7 @@ class Monitor(keras.callbacks.Callback):
         total, weight = (float(ops.convert_to_numpy(value)) for value in values)
         earlier, covered = self._loss_sum
         if weight == covered:
-            # A train_step that does not update it.
+            # A custom train_step does not update it.
             return mean
         self._loss_sum = (total, weight)
         if math.isfinite(total):

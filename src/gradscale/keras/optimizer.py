@@ -32,7 +32,7 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
 
     A drop-in for `keras.optimizers.LossScaleOptimizer` on the TensorFlow, JAX and torch
     backends: the same arguments, configuration and saved state, and an instance of it,
-    so that `compile` does not wrap it again. Other than Keras' own:
+    so that `compile` does not wrap it again. Differences from Keras' own:
 
     - The scale stays in [2^-24, 2^126] by default, so that it never becomes 0 or
       infinite.
@@ -65,8 +65,8 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
         kwargs: Accepted and refused as by Keras' own class.
 
     Raises:
-        ConfigError: A setting can never work, or the inner optimizer is none or is
-            wrapped already. It is a ValueError.
+        ConfigError: A setting can never work, or the inner optimizer is not an
+            optimizer or is wrapped already. It is a ValueError.
         ValueError: An argument belongs to the inner optimizer.
 
     Attributes:
@@ -113,7 +113,7 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
 
     @property
     def variables(self) -> list[Any]:
-        """Those of Keras' own class in its order, and then two of ours."""
+        """The variables of Keras' own class, in its order, then two of gradscale's."""
         if self._last_step is None:
             return list(super().variables)
         return [*super().variables, *self._last_step.variables]
@@ -203,7 +203,7 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
         Returns:
             The new values of the trainable variables and of `variables`.
         """
-        # Keras' own class has a second statement of its rule here.
+        # Keras' own class implements its rule a second time here.
         base: Any = super(KerasLossScaleOptimizer, self)
         return base.stateless_apply(optimizer_variables, grads, trainable_variables)
 
@@ -412,7 +412,7 @@ class LossScaleOptimizer(KerasLossScaleOptimizer):
         self.inner_optimizer.assign(variable, value)
 
     def _tolerant(self) -> bool:
-        """Return True if the policy has a state that Keras' own class has not."""
+        """Return True if the policy has a state that Keras' own class lacks."""
         return self.built and getattr(self.policy, "tolerance", 0.0) > 0.0
 
     def _check_scale(self, scale: float) -> None:

@@ -54,7 +54,7 @@ def read(grads: Sequence[Any], scaled: Sequence[bool], scale: Any) -> Reading:
 
 
 def judged(peaks: Any, scaled: Sequence[bool]) -> Reading:
-    """Return the reading that these peaks amount to.
+    """Return the reading for these peaks.
 
     Args:
         peaks: f32[n], as in `Reading`.
@@ -102,6 +102,6 @@ def _peak(grad: Any, dtype: str) -> Any:
         return ops.zeros((), dtype)
     sizes = ops.abs(elements)
     # A maximum compiled by XLA drops NaN. A sum of magnitudes is NaN exactly if one of
-    # them is; it may overflow, which is not looked at.
+    # them is; its overflow has no effect.
     peak = ops.where(ops.isnan(ops.sum(sizes)), math.nan, ops.max(sizes))
     return ops.cast(peak, dtype)

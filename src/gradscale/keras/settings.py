@@ -60,8 +60,8 @@ def policy_of(policy: Any, initial_scale: float, dynamic_growth_steps: int) -> P
 def settings_of(policy: Any) -> dict[str, Any]:
     """Return the entries of a configuration that describe a policy.
 
-    Those of Keras' own class if it has the same rule, bounds aside; else one entry,
-    `policy`, which Keras' own class does not know.
+    The entries of Keras' own class if it has the same rule, bounds aside; else one
+    entry, `policy`, which Keras' own class does not support.
 
     >>> settings_of(DynamicScale(init_scale=1024.0))
     {'initial_scale': 1024.0, 'dynamic_growth_steps': 2000}

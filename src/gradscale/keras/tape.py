@@ -1,4 +1,4 @@
-"""A `tf.GradientTape` that scales, unscales and tries again at a lower scale."""
+"""A `tf.GradientTape` that scales, unscales and retries at a lower scale."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +13,9 @@ from gradscale.keras.reading import divided, read
 class LossScaleGradientTape(tf.GradientTape):
     """A gradient tape whose gradients are computed at a scale and returned unscaled.
 
-    As TensorFlow 2.1 to 2.3 had it. If a gradient is not finite on any replica, the
+    The class of TensorFlow 2.1 to 2.3. If a gradient is not finite on any replica, the
     scale is lowered and the gradients are computed again, until they are finite or the
-    scale is at its floor; they are not finite then, and should not be applied.
+    scale is at its floor; then they are not finite and should not be applied.
 
     >>> from gradscale.keras.tf import DynamicLossScale
     >>> weight, scale = tf.Variable(2.0), DynamicLossScale()
@@ -40,7 +40,7 @@ class LossScaleGradientTape(tf.GradientTape):
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
-        # Persistent in any case: there may be several attempts.
+        # Always persistent: there may be several attempts.
         super().__init__(
             persistent=True, watch_accessed_variables=watch_accessed_variables
         )

@@ -1,8 +1,8 @@
-"""Loss scaling as TensorFlow 1 and tf.keras 2 had it, with gradscale's policies.
+"""Loss scaling with the API of TensorFlow 1 and tf.keras 2, and gradscale's policies.
 
-For training loops that were written for them. `LossScaleOptimizer` has the methods of
-tf.keras 2 and wraps optimizers of Keras 3 and of tf_keras. In eager mode and in
-`tf.function`; not in graphs of TF 1.
+For training loops that were written for it. `LossScaleOptimizer` has the methods of
+tf.keras 2 and wraps optimizers of Keras 3 and of tf_keras. It works in eager mode and
+in `tf.function`, not in graphs of TF 1.
 
 >>> import keras, tensorflow as tf
 >>> from gradscale.keras.tf import LossScaleOptimizer
@@ -47,7 +47,7 @@ __all__ = [
 
 
 class _Scaled:
-    """What the optimizers of this file share: one `LossScale`, one way to step."""
+    """Base class of the optimizers: one `LossScale` and one step method."""
 
     _loss_scale: LossScale
     _inner: Any
@@ -79,9 +79,9 @@ class _Scaled:
 
 
 class LossScaleOptimizer(_Scaled, tf.Module):
-    """The `LossScaleOptimizer` of tf.keras 2, for training loops of one's own.
+    """The `LossScaleOptimizer` of tf.keras 2, for custom training loops.
 
-    Other than the original, a fixed scale skips steps that are not finite too, a loss
+    Unlike the original, a fixed scale skips steps that are not finite too, a loss
     in half precision is scaled in float32, and a gradient in half precision is
     unscaled in float32. The scale has a floor of 1, as in the original; pass a policy
     for another one.
@@ -176,7 +176,7 @@ class LossScaleOptimizer(_Scaled, tf.Module):
 
     @property
     def learning_rate(self) -> Any:
-        """That of the wrapped optimizer."""
+        """The learning rate of the wrapped optimizer."""
         return self._inner.learning_rate
 
     @learning_rate.setter
@@ -192,7 +192,7 @@ class LossScaleOptimizer(_Scaled, tf.Module):
         return self._scaled(loss)
 
     def get_unscaled_gradients(self, grads: Iterable[Any]) -> list[Any]:
-        """Return the gradients divided by the scale, in f32 at least; None stays."""
+        """Return the gradients divided by the scale, in f32 at least; None is kept."""
         return self._unscaled(grads)
 
     def apply_gradients(
@@ -251,7 +251,7 @@ class LossScaleOptimizer(_Scaled, tf.Module):
 class MixedPrecisionLossScaleOptimizer(_Scaled, tf.compat.v1.train.Optimizer):
     """The loss-scaling wrapper of TF 1 around an optimizer of TF 1.
 
-    In eager mode and in `tf.function`, where the loss is a function.
+    Works in eager mode and in `tf.function`, with a function as loss.
 
     >>> weight = tf.Variable(3.0)
     >>> sgd = tf.compat.v1.train.GradientDescentOptimizer(0.5)

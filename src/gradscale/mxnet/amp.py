@@ -155,8 +155,8 @@ def unscale(optimizer_or_trainer: Any) -> None:
     """Unscale the gradients in place, for clipping by hand. Waits for the devices.
 
     With several devices, call `trainer.allreduce_grads()` before and `trainer.update()`
-    after the clipping. float16 gradients lose small elements by it; a warning names
-    the way around (GS105).
+    after the clipping. Small elements of float16 gradients underflow; a warning names
+    the alternative (GS105).
 
     Args:
         optimizer_or_trainer: The trainer, after the backward pass.

@@ -1,8 +1,8 @@
 """gluon-nlp's loss scalers and FP16Trainer, from its `scripts/bert/fp16_utils.py`.
 
-The names, arguments and scales are those of gluon-nlp. What is different: the gradients
-are checked before the weights are updated, on all devices, and the scale has bounds.
-Defaults changed between its versions; those here are of 0.9 and 0.10:
+The names, arguments and scales are those of gluon-nlp. Differences: the gradients are
+checked before the weights are updated, on all devices, and the scale has bounds. The
+defaults are those of versions 0.9 and 0.10; earlier versions differ:
 
     version          init_scale    tolerance
     0.6              2^15          0.05
@@ -72,7 +72,7 @@ class DynamicLossScaler:
         scale_factor: The factor of growth, and of backing off.
         scale_window: Finite steps in a row after which the scale grows.
         tolerance: The share of overflows that does not lower the scale.
-        verbose: Taken as in gluon-nlp 0.6 and without effect: `FP16Trainer.last` and a
+        verbose: Accepted as in gluon-nlp 0.6, without effect: `FP16Trainer.last` and a
             recorder report overflows.
         min_scale: The lowest scale. gluon-nlp has none.
         max_scale: The highest scale. gluon-nlp has none.
@@ -157,7 +157,7 @@ class FP16Trainer:
 
     Args:
         trainer: Updates the weights. Not one that has a loss scaler already.
-        dynamic_loss_scale: Take a `DynamicLossScaler`, else a `StaticLossScaler`.
+        dynamic_loss_scale: Use a `DynamicLossScaler`, else a `StaticLossScaler`.
         loss_scaler_params: Arguments of that scaler.
         recorder: Records the run.
 

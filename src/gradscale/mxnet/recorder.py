@@ -51,11 +51,11 @@ class Recorder:
         resume: Continue an existing file.
         quiet: Write findings and do not print them.
         meta: Further facts about the run for the file, JSON values.
-        sample_every: The distance of the steps whose peaks are kept.
+        sample_every: Interval, in steps, at which peaks are kept.
 
     Raises:
-        StateError: The folder does not exist or is not writable (GS308), or the file is
-            to be continued and cannot be (GS306, GS307).
+        StateError: The folder does not exist or is not writable (GS308), or the file
+            cannot be continued (GS306, GS307).
         ConfigError: `guard` is unknown.
 
     Attributes:
@@ -115,7 +115,7 @@ class Recorder:
 
         Args:
             record: Its facts.
-            reading: The gradients it is about.
+            reading: The gradients of the step.
             policy: The policy in use.
             state: Returns the scaler's state, for the bundle of a run that is stopped.
 

@@ -1,4 +1,4 @@
-"""Numbers the steps and keeps what a step's record needs from the steps before it."""
+"""Numbers the steps and keeps the facts that later records depend on."""
 
 import math
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class StepLog:
 
         Args:
             reading: The gradients of the step, scaled.
-            policy: Has the bounds.
+            policy: Defines the bounds.
             scales: The scale of this step and that of the next one.
             losses: The losses before scaling, arrays; their mean is recorded.
             grad_norm: The norm of the unscaled gradients, if it was computed.
@@ -89,7 +89,7 @@ def raise_if_collapsed(
 
     Args:
         record: The last step.
-        culprits: Names of what was not finite.
+        culprits: The names of the gradients that were not finite.
         finding: The text of the finding, which is not printed as well.
 
     Raises:

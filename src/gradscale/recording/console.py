@@ -102,5 +102,5 @@ def _terminal_width(stream: TextIO) -> int | None:
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal() and int(given) > 0:
         return int(given)
-    # 0: a terminal that does not know its size.
+    # 0: a terminal of unknown size.
     return os.get_terminal_size(stream.fileno()).columns or 80

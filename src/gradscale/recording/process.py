@@ -19,7 +19,7 @@ class Process(NamedTuple):
     worker: bool = False
 
 
-# Each framework room passes its own: only the framework knows its process groups.
+# Each framework integration passes its own, based on its process groups.
 FindProcess = Callable[[], Process]
 
 

@@ -35,7 +35,7 @@ class Sink(Protocol):
 class RecordedRun:
     """Judges the steps of a run; writes them, passes them to sinks, prints findings.
 
-    The part of recording that all frameworks share. A framework room builds one
+    The part of recording that all frameworks share. A framework integration builds one
     `StepRecord` a step and calls `record_step`. Not thread-safe.
 
     >>> run = RecordedRun()
@@ -51,13 +51,13 @@ class RecordedRun:
         recorder: Writes the run file; None to write none.
         sinks: Each receives every record and its judgement, in this order.
         guard: "raise" sets `hopeless` when no scale can help; "report" never does.
-        quiet: Findings are recorded and not printed; so it is if the recorder is quiet.
+        quiet: Findings are recorded and not printed; implied by a quiet recorder.
         process: Returns the rank of this process; only rank 0 prints and writes
             bundles. Called when there is something to print.
         versions: Versions for the bundle, by name; that of the framework first.
-        reported_elsewhere: Codes of findings that the framework room reports itself;
+        reported_elsewhere: Codes of findings that the framework integration reports;
             they are recorded and not printed.
-        raised_elsewhere: Codes of findings for which the framework room raises itself,
+        raised_elsewhere: Codes of findings for which the framework integration raises,
             in the call that gets a `state`. They are not printed: see `raised_text`.
 
     Attributes:
@@ -131,7 +131,7 @@ class RecordedRun:
                 event or a sampled one. Do not change it afterwards.
             sample: The counts of the underflow meter by tensor, likewise.
             state: Returns the scaler's state, for the bundle of a run that is stopped;
-                None to stop nothing.
+                None if the run is not to be stopped.
         """
         if self.recorder is not None:
             record = self.recorder.numbered(record)
@@ -146,10 +146,10 @@ class RecordedRun:
         return judgement
 
     def step_of_update(self, step: int) -> int:
-        """Return the number in the run file of the update that is being made.
+        """Return the number of the current update in the run file.
 
         Args:
-            step: As the scaler counts.
+            step: Its number in the scaler.
         """
         return step if self.recorder is None else self.recorder.step_of_update(step)
 
@@ -169,10 +169,10 @@ class RecordedRun:
         code: str = Verdict.OK.code,
         where: str | None = None,
     ) -> None:
-        """Let the judge know what was observed beside the steps, and record it.
+        """Pass an observation to the judge and record it.
 
         Args:
-            step: The step from which on it counts, as the run file counts.
+            step: The step from which on it is valid, numbered as in the run file.
             data: JSON values; see `gradscale.judge.observations`.
             code: The code of the event.
             where: Its location.
@@ -216,7 +216,7 @@ class RecordedRun:
         )
 
     def close(self, end: str = "closed", **facts: object) -> None:
-        """Report what is still open, and close the run file; once.
+        """Report open findings and close the run file; a second call does nothing.
 
         Args:
             end: The end state, in a word.
@@ -232,8 +232,8 @@ class RecordedRun:
         try:
             sink.see(record, judgement)
         except Exception as error:
-            # Code of a user or of a service, which may raise anything; it must not end
-            # the run.
+            # User or third-party code, which may raise anything; it must not end the
+            # run.
             self._sinks.remove(sink)
             self.report(
                 f"{type(sink).__name__} raised {type(error).__name__} in step "

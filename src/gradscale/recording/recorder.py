@@ -23,7 +23,7 @@ from gradscale.runfile.creation import check_path, numbered_paths
 from gradscale.runfile.process_hooks import AtExit
 from gradscale.runfile.writer import check_sample_every
 
-# Culprits listed by name; their number is recorded in any case.
+# Culprits listed by name; their number is always recorded.
 MOST_NAMES = 20
 
 
@@ -67,21 +67,21 @@ class Recorder:
             repeated ones, and the file as it was is kept under the next free number
             (run.2.gs). A file that another process still writes is not continued, but
             counts as taken.
-        numbered: Number the file if its name is taken. If False, that is an error.
+        numbered: Number the file if its name is taken; if False, raise.
         quiet: Findings are written and not printed, nor is the line that names the
             file at the end.
         made: Called with the path once the file is created.
         failed: Called if the file cannot be created or the recording stops, instead of
             raising or reporting.
         meta: Further entries of `meta`, JSON values.
-        sample_every: The distance of the steps whose peaks and histograms are kept.
+        sample_every: Interval, in steps, at which peaks and histograms are kept.
         every_rank: The other ranks write their own facts too: rank 3 into
             run.rank3.gs.
 
     Raises:
-        StateError: The folder does not exist or is not writable (GS308), the file is
-            to be continued and cannot be (GS306, GS307), or it exists and `numbered`
-            is False (GS305).
+        StateError: The folder does not exist or is not writable (GS308), the file
+            cannot be continued (GS306, GS307), or it exists and `numbered` is False
+            (GS305).
 
     Attributes:
         path: The file; None before the first step and if this process writes none.
@@ -169,7 +169,7 @@ class Recorder:
     ) -> None:
         """Set the arguments that were not given, before the first step.
 
-        Called by a scaler, which knows its policy, its model and its framework.
+        Called by a scaler, with its policy, its model and its framework.
         """
         self._framework = self._framework or framework
         self._made = made if self._made is None else self._made
@@ -180,7 +180,7 @@ class Recorder:
     def begin(self) -> bool:
         """Create the file at the first call; return whether this process writes one.
 
-        If it cannot be created, that is reported, and nothing is recorded.
+        A failure is reported, and nothing is recorded.
         """
         if not self.begun:
             self.begun = True
@@ -267,10 +267,10 @@ class Recorder:
         """
 
     def step_of_update(self, step: int) -> int:
-        """Return the number in the file of the update that is being made.
+        """Return the number of the current update in the file.
 
         Args:
-            step: As the scaler counts.
+            step: Its number in the scaler.
         """
         return step
 
@@ -318,7 +318,7 @@ class Recorder:
             where = finding.where or None
             writer.event(finding.code, step=step, where=where, data=finding.as_dict())
         if culprits and tuple(culprits) != self._culprits:
-            # The same ones again add nothing, and would fill the file.
+            # Repeated ones would only fill the file.
             self._culprits = tuple(culprits)
             named = {"culprits": self._culprits[:MOST_NAMES], "count": len(culprits)}
             writer.event(verdict, step=step, where=culprits[0], data=named)
@@ -398,7 +398,7 @@ def _listed(names_of: Callable[[], Sequence[str]]) -> list[str]:
 
 
 def described(policy: AnyPolicy | None) -> dict[str, Any] | None:
-    """Return a policy as `meta` holds it."""
+    """Return the entry of `meta` for a policy."""
     if policy is None:
         return None
     return {"kind": type(policy).__name__, **asdict(policy)}

@@ -18,7 +18,7 @@ from gradscale.recording.recorder import Recorder, described
 from gradscale.runfile import RunWriter, TensorSample
 
 MADE_ANEW = "GS118"
-# Updates of a scaler whose rows may still be on their way.
+# Updates of a scaler whose rows may be pending.
 IN_FLIGHT = 16
 # Rows that wait for those of another scaler before it is drained.
 LONGEST_WAIT = 64
@@ -40,22 +40,22 @@ class SharedFiles:
         return file
 
     def close(self) -> None:
-        """Write what is on its way and close all files."""
+        """Write pending rows and close all files."""
         for file in list(self._files.values()):
             file.close()
 
 
 class SharedFile:
-    """The rows of several scalers on their way into one run file.
+    """Merges the rows of several scalers into one run file.
 
     An update gets the next number of the file when it is made. Its row reaches the
     host some updates later, and waits here until no row with a lower number is
-    missing. Then it is judged as one of all rows, as a reader of the file does.
+    missing. Then it is judged in the order of the file, as by a reader of the file.
 
     Attributes:
         writer: Writes the file; None if this process writes none.
         judge: Judges the rows of all scalers.
-        sequence: Counts over them what depends on earlier steps.
+        sequence: Recomputes the fields of records that depend on earlier steps.
         culprits: The non-finite tensors that were written last.
         lock: Held by every method: a scaler may be deleted in any thread.
         parts: The recorders of the scalers that are alive.
@@ -118,7 +118,7 @@ class SharedFile:
     def write_due(self) -> None:
         """Write the rows that wait for no other."""
         if self._writing:
-            # A finalizer within the loop below, which goes on with its rows.
+            # Called by a finalizer within the loop below, which writes these rows, too.
             return
         self._writing = True
         try:
@@ -131,20 +131,20 @@ class SharedFile:
             self._writing = False
 
     def hurry(self, caller: "SharedRecorder") -> None:
-        """Drain scalers that many rows wait for: they make updates rarely, or none."""
+        """Drain scalers that many rows wait for: they update rarely, or not at all."""
         if len(self._waiting) > LONGEST_WAIT:
             for part in [each for each in self.parts if each is not caller]:
                 part.catch_up()
             self.write_due()
 
     def close(self) -> None:
-        """Write all rows, those that have not arrived too, and close the file."""
+        """Write all rows, pending ones included, and close the file."""
         self.finish()
         if self.writer is not None:
             self.writer.close()
 
     def finish(self) -> None:
-        """Write all rows, those that have not arrived too."""
+        """Write all rows, pending ones included."""
         with self.lock:
             for part in list(self.parts):
                 part.close()
@@ -250,7 +250,7 @@ class SharedRecorder(Recorder):
                 self._introduction["same_optimizer"] = same
 
     def begin_update(self, start: int = 0) -> None:
-        """Give the update that is being made the next number of the file."""
+        """Give the current update the next number of the file."""
         if not self.begun:
             self.begin()
         file = self._recording()
@@ -262,7 +262,7 @@ class SharedRecorder(Recorder):
             file.hurry(self)
 
     def step_of_update(self, step: int) -> int:
-        """Return the number of the update that is being made."""
+        """Return the number of the current update."""
         return self._awaited[-1] if self._awaited else step
 
     def numbered(self, record: StepRecord) -> StepRecord:
@@ -320,7 +320,7 @@ class SharedRecorder(Recorder):
         file.culprits = self._culprits
 
     def event(self, code: str, **facts: Any) -> None:
-        """Record an event, and let the judge of all scalers know."""
+        """Record an event and pass it to the judge of all scalers."""
         file = self._recording()
         if file is not None:
             self._observe(file, **facts)
@@ -345,14 +345,14 @@ class SharedRecorder(Recorder):
         return bool(self._awaited) and self._awaited[0] < number
 
     def catch_up(self) -> None:
-        """Record the rows that are on their way. Syncs."""
+        """Record pending rows. Syncs."""
         drain = self._before_end
         if drain is not None and self._thread == threading.get_ident():
             drain()
         self._awaited.clear()
 
     def close(self, end: str = "closed", **facts: object) -> None:
-        """Record the rows that are on their way. The file stays open for others."""
+        """Record pending rows. The file stays open for other scalers."""
         file, writer = self._recording(), self.writer
         if file is None or writer is None:
             return

@@ -102,11 +102,11 @@ def _plain(cell: Cell) -> str:
 
 
 def short_names(names: Sequence[str], width: int) -> list[str]:
-    """Return names of at most `width` characters that can be told apart.
+    """Return distinct names of at most `width` characters.
 
     Names that are too long lose the modules that all of them begin with, then those
     that all of them end with, as many as needed. What is still too long is cut in its
-    middle, or at its front if that keeps more of them apart.
+    middle, or at its front if more names stay distinct.
 
     >>> layer = "base_model.model.transformer.h.{}.attn.c_attn.lora_A.default.weight"
     >>> short_names([layer.format(0), layer.format(1), "head.bias"], 40)
@@ -115,11 +115,11 @@ def short_names(names: Sequence[str], width: int) -> list[str]:
     >>> short_names([layer.format(0), layer.format(1)], 24)
     ['…h.0.attn.c_attn.lora_A', '…h.1.attn.c_attn.lora_A']
     """
-    # Other rows of a table, such as "all tensors", are no names of tensors.
+    # Other rows of a table, such as "all tensors", are not names of tensors.
     long = [n for n in names if len(n) > width and "." in n and " " not in n]
     parts = [name.split(".") for name in dict.fromkeys(long)]
     front, back = _common(parts)
-    # A number is nothing without the list that it is in.
+    # An index has no meaning without the name of its list.
     begins = [n for n in range(front + 1) if not any(p[n].isdecimal() for p in parts)]
     cuts = [(begin, 0) for begin in begins]
     cuts += [(begins[-1], end) for end in range(1, back + 1)] if begins else []

@@ -144,7 +144,7 @@ def _loss_panel(
 ) -> alt.LayerChart | alt.FacetChart:
     low = min(each["low"] for each in losses)
     high = max(each["high"] for each in losses)
-    # On a linear axis a loss that falls or diverges by more is a right angle.
+    # On a linear axis a loss that falls or diverges by more looks like a right angle.
     log = 0.0 < _WIDE * low < high
     x = _steps(diagnosis)
     heights = alt.Scale(type="log" if log else "linear", zero=False)
@@ -161,7 +161,7 @@ def _loss_panel(
         .encode(x=x, y=alt.Y("low:Q", scale=heights), y2="high:Q")
     )
     points = alt.Chart(data).encode(x=x, y=y)
-    # One finite loss is no line.
+    # A single finite loss is not a line.
     line = (
         points.mark_line(color=LINE, strokeWidth=1.2)
         if len(losses) > 1

@@ -2,7 +2,7 @@
 
 SQLite enforces no types, and a damaged file can hold anything. Every check returns the
 value in the type that the rest of the package relies on, and raises ValueError for a
-value that no writer writes.
+value that no writer produces.
 """
 
 import json

@@ -31,13 +31,13 @@ Item = StepRow | Detail | Flush
 
 
 class Committer:
-    """Commits the items of a queue until it is asked to finish.
+    """Commits the items of a queue until `finish` is called.
 
     Args:
         path: The run file.
         journal: The journal mode of SQLite.
         queue: Filled by the writer.
-        every: The distance of sampled steps.
+        every: The interval of sampled steps.
         continued: The state of the file before it was continued; None for a new one.
         stop: Called once from the thread with the reason, if recording cannot go on.
 

@@ -207,7 +207,7 @@ def about(path: Path, meta: dict[str, Any]) -> dict[str, Any]:
 def start_of(pid: int) -> str | None:
     """Return the start time of a process, in ticks since boot; None if unknown.
 
-    Tells a process from a later one with the same number.
+    Distinguishes a process from a later one with the same PID.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

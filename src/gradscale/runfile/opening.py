@@ -119,7 +119,7 @@ def _open_in_place(path: Path) -> Opened:
 
 
 def _checked(connection: sqlite3.Connection, path: Path) -> Budget:
-    """Bound what a file can make SQLite do, and refuse one of another kind."""
+    """Limit the work of SQLite on a file, and refuse a file of another kind."""
     budget = Budget()
     try:
         connection.set_progress_handler(budget.spend, _COUNTED_BY)

@@ -1,4 +1,4 @@
-"""The reader of a run file, also while it is written. Leaves no file behind."""
+"""Reads a run file, also while it is written. Leaves no file behind."""
 
 import math
 import os
@@ -161,7 +161,7 @@ class Run:
         *,
         instructions: float = MOST_INSTRUCTIONS,
     ) -> T:
-        """Call a function with the open file. All errors of the file end here."""
+        """Call a function with the open file; convert all errors of the file."""
         if self._closed:
             raise OrderError(
                 f"{self.path} was closed before it was read. A closed run file cannot "
@@ -178,7 +178,7 @@ class Run:
         try:
             return read(opened.connection)
         except sqlite3.ProgrammingError:
-            # Called from another thread: an error of the caller, not of the file.
+            # Called from another thread: a usage error, not one of the file.
             raise
         except (sqlite3.Error, ValueError, MemoryError) as error:
             if opened.budget.left < 0:

@@ -127,7 +127,7 @@ def packed(histogram: Sequence[int]) -> bytes:
 
 
 def unpacked(blob: bytes) -> tuple[int, ...]:
-    """Return the argument of `packed`, `BINS` counts; ValueError for other bytes.
+    """Invert `packed`: return `BINS` counts; raise ValueError for other bytes.
 
     >>> unpacked(packed([0] * 20 + [3, 0, 500] + [0] * 17))[19:24]
     (0, 3, 0, 500, 0)

@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
     try:
         return str(value)
     except Exception:
-        # User code, which may raise anything; a fact for the record must not.
+        # User code, which may raise anything; recording must not.
         return f"<{type(value).__name__}>"
 
 

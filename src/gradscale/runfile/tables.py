@@ -58,7 +58,7 @@ class Tables:
 
     Args:
         connection: Open for writing; the caller begins and commits transactions.
-        every: The distance of sampled steps.
+        every: The interval of sampled steps.
     """
 
     def __init__(self, connection: sqlite3.Connection, every: int) -> None:

@@ -34,9 +34,8 @@ class RunWriter:
     Rows are queued in memory and committed by a thread several times a second. Only
     `flush` and `close` wait for the disk, and no method raises once the writer is
     constructed: a later failure issues one warning, which is printed to stderr where
-    warnings are errors, and recording stops. A writer is
-    inert in a forked process and when it is unpickled. All methods may be called from
-    any thread.
+    warnings are errors, and recording stops. A writer is inert in a forked process and
+    when it is unpickled. All methods may be called from any thread.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -59,7 +58,7 @@ class RunWriter:
         rank: The rank of this process. Rank 0 writes, the others do nothing.
         world_size: The number of ranks.
         every_rank: The other ranks write too: rank 3 into run.rank3.gs.
-        sample_every: The distance of the steps for which `due` is True.
+        sample_every: The interval of the steps for which `due` is True.
         journal: "wal", or "truncate" for network file systems; "auto" detects them.
         backlog: The number of rows that may wait for the disk; further ones are
             dropped.
@@ -271,7 +270,7 @@ class RunWriter:
 
     def _stop(self, why: str) -> None:
         """Stop recording. Called by the thread; the next call of a method warns."""
-        # In this order: who sees that recording has stopped finds the reason.
+        # In this order, so that the reason is set before recording visibly stops.
         self._warning = _stopped(self.path, why)
         self._recording = False
         self._queue.clear()
@@ -299,7 +298,7 @@ class RunWriter:
 
 
 def check_sample_every(steps: int) -> None:
-    """Raise for a distance of sampled steps that is none."""
+    """Raise for an invalid interval of sampled steps."""
     if steps < 1:
         raise ConfigError(
             f"sample_every={steps} is not a distance between steps. Every "

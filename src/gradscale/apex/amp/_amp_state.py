@@ -13,7 +13,7 @@ from gradscale.torch.monitor.recorder import process_here
 
 
 class AmpState:
-    """What `initialize` has set up.
+    """The state that `initialize` sets up.
 
     Attributes:
         loss_scalers: The scale of each loss, by `loss_id`.
@@ -21,7 +21,7 @@ class AmpState:
         opt_properties: The settings; missing before the first `initialize`.
         allow_incoming_model_not_fp32: Accept half-precision models.
         verbosity: 0 prints nothing.
-        exact: Behave as apex where it is wrong; see `initialize`.
+        exact: Reproduce apex's defects; see `initialize`.
         last: The outcome of the last backward pass that was unscaled.
         models: Where parameter names are looked up.
     """
@@ -51,7 +51,7 @@ _amp_state = AmpState()
 
 
 def master_params(optimizer: Any) -> Iterator[Tensor]:
-    """Yield what an optimizer steps: f32 masters at O2, else the parameters.
+    """Yield the tensors that an optimizer steps: f32 masters at O2, else parameters.
 
     After `scale_loss` they have the unscaled gradients, for clipping.
 

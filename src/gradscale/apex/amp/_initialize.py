@@ -1,4 +1,4 @@
-"""Casting models and changing optimizers as the settings say."""
+"""Casts models and changes optimizers according to the settings."""
 
 import os
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def initialize(
         optimizers: The optimizers.
         properties: The settings.
         cast_model_outputs: The dtype of the models' outputs; None for f32 where the
-            inputs are cast, and for none elsewhere.
+            inputs are cast, and for no cast elsewhere.
     """
     for model in models:
         _check_model(model)
@@ -60,7 +60,7 @@ def initialize(
             before |= cast_model_(model, dtype, kept)
             for part in model.modules():
                 if isinstance(part, torch.nn.RNNBase):
-                    # cuDNN wants the weights in one piece of memory.
+                    # cuDNN needs the weights in one contiguous buffer.
                     part.flatten_parameters()
             model._register_state_dict_hook(_saved_in_f32)
         outputs = cast_model_outputs

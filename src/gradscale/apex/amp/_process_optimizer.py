@@ -1,7 +1,8 @@
 """An optimizer under amp: f32 masters in its groups, gradients of several losses.
 
-The optimizer is changed in place, as apex does: scripts keep it under several names.
-Its groups hold what it steps, so that clipping and LARC see unscaled f32 gradients.
+The optimizer is changed in place, as in apex: scripts keep several references to it.
+Its groups hold the stepped tensors, so that clipping and LARC see unscaled f32
+gradients.
 """
 
 import math
@@ -33,9 +34,9 @@ class Unscaled:
     Attributes:
         scaler: The scale of the loss.
         loss: f32[], the loss before it was scaled; None if it is not one number.
-        stats: Of each optimizer's gradients, and f32[], by what they were multiplied
-            in their own dtype.
-        inv_scale: f32[], what unscales them.
+        stats: For each optimizer, statistics of its gradients, and f32[], the factor
+            that multiplies them in their own dtype.
+        inv_scale: f32[], the inverse of the scale.
     """
 
     def __init__(self, scaler: LossScaler, loss: Tensor) -> None:
@@ -80,7 +81,7 @@ class Unscaled:
 
 
 class AmpOptimizer:
-    """What amp keeps for one optimizer, as its attribute `_amp_stash`.
+    """The state of amp for one optimizer, stored as its attribute `_amp_stash`.
 
     Attributes:
         master_of: The f32 master of each half-precision parameter.
@@ -100,7 +101,7 @@ class AmpOptimizer:
         self._masters: Masters | None = None
         self._check = DataCheck()
 
-    # Apex's names, for public code that reads them.
+    # Apex's names, for third-party code that reads them.
     @property
     def all_fp16_params(self) -> list[Tensor]:
         """The half-precision parameters that have masters."""
@@ -152,9 +153,9 @@ class AmpOptimizer:
     # --- one backward pass ------------------------------------------------------------
 
     def begin_pass(self, scale: float) -> None:
-        """Put the gradients aside, so that the pass makes new ones.
+        """Set the gradients aside, so that the pass creates new ones.
 
-        Those of a pass whose unscaling was delayed stay, and are brought to the scale.
+        Those of a pass whose unscaling was delayed stay, rescaled to the new scale.
         """
         if self.window is not None:
             stash, before = self.window
@@ -164,18 +165,18 @@ class AmpOptimizer:
                 multiply_(grads, factor)
             self.window = stash, scale
             return
-        # For parameters that are trained only now.
+        # For parameters that have been unfrozen since.
         self.make_masters()
         params = self.params()
         stash = stash_grads(params)
         for i, param in enumerate(params):
             if param in self.master_of:
-                # Their gradients are in those of the masters.
+                # Their gradients are already part of those of the masters.
                 stash.grads[i] = None
         self.window = stash, scale
 
     def abandon_pass(self) -> None:
-        """Put the gradients back after an error."""
+        """Restore the gradients after an error."""
         if self.window is not None:
             self.window[0].put_back()
             self.window = None
@@ -188,7 +189,7 @@ class AmpOptimizer:
         made = [param for param in stash.params if param.grad is not None]
         snapshot = collect(made, allow_fp16=True, names=(*_amp_state.models,))
         if snapshot.tensors:
-            # With masters they are unscaled in f32, where no product overflows.
+            # With masters, gradients are unscaled in f32, where no product overflows.
             one = torch.ones_like(unscaled.inv_scale)
             factor = one if self.master_of else unscaled.inv_scale
             unscaled.stats.append((read(snapshot, snapshot.tensors[0].device), factor))
@@ -270,7 +271,7 @@ class AmpOptimizer:
             )
 
     def _keep_writes(self) -> None:
-        """Copy what was written to the parameters into their masters."""
+        """Copy external writes to the parameters into their masters."""
         if not self.master_of:
             return
         if self._masters is None:
@@ -320,7 +321,7 @@ class AmpOptimizer:
         }
 
     def save(self, _: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Add the masters to a state dict: apex loses their digits."""
+        """Add the masters to a state dict, unrounded, unlike apex."""
         states = dict(state_dict["state"])
         for key, master in self._masters_by_key(state_dict["param_groups"]).items():
             states[key] = {**states.get(key, {}), MASTER: master.detach()}
@@ -329,12 +330,12 @@ class AmpOptimizer:
     def load(self, _: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Take the masters out of a state dict.
 
-        A master that is missing is made from its parameter.
+        A missing master is created from its parameter.
         """
         found = self._masters_by_key(state_dict["param_groups"])
         param_of = {id(master): param for param, master in self.master_of.items()}
         states: dict[Any, Any] = {}
-        # Those of gradscale's own optimizers keep masters in their state.
+        # Gradscale's own optimizers keep masters in their state.
         kept = isinstance(self.optimizer, FusedOptimizer)
         for key, state in state_dict["state"].items():
             drop = key in found or not kept
@@ -383,7 +384,7 @@ def _method(optimizer: Any, old: Callable[..., Any], ours: Callable[..., Any]) -
 
 
 def stash_of(optimizer: Any) -> AmpOptimizer:
-    """Return what amp keeps for an optimizer.
+    """Return the state of amp for an optimizer.
 
     Raises:
         AmpError: It was not given to `initialize`.

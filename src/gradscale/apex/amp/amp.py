@@ -1,4 +1,4 @@
-"""Switching O1's casts on, and functions of your own in their lists."""
+"""Enables O1's casts, and registers further functions in their lists."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from gradscale.apex.amp.handle import AmpHandle, NoOpHandle
 from gradscale.errors import AmpError
 
 F = TypeVar("F", bound=Callable[..., Any])
-# Of the active casts, makes the rule of a function.
+# Creates the rule of a function from the active casts.
 MakeRule = Callable[[Casts], Rule]
 _registered: dict[tuple[Any, str], MakeRule] = {}
 
@@ -127,7 +127,7 @@ def promote_function(fn: F) -> F:
 
 
 def register_half_function(module: Any, name: str) -> None:
-    """Let O1 cast the arguments of `module.name` to half; before `initialize`.
+    """Make O1 cast the arguments of `module.name` to half; call before `initialize`.
 
     Args:
         module: A module or a class.
@@ -138,12 +138,12 @@ def register_half_function(module: Any, name: str) -> None:
 
 
 def register_float_function(module: Any, name: str) -> None:
-    """Let O1 cast the half-precision arguments of `module.name` to f32."""
+    """Make O1 cast the half-precision arguments of `module.name` to f32."""
     _register(module, name, _float)
 
 
 def register_promote_function(module: Any, name: str) -> None:
-    """Let O1 cast the arguments of `module.name` to the widest of them."""
+    """Make O1 cast the arguments of `module.name` to the widest of them."""
     _register(module, name, _promote)
 
 

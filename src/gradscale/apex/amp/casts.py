@@ -30,7 +30,7 @@ from gradscale.apex.amp.lists import (
 from gradscale.errors import AmpError
 
 HALF, FLOAT = torch.float16, torch.float32
-# Takes the arguments; returns them as the function gets them.
+# Maps the arguments of a call to those that the function receives.
 Rule = Callable[[list[Any], dict[str, Any]], tuple[Any, Any]]
 
 
@@ -40,8 +40,8 @@ class Casts(TorchFunctionMode):
     Attributes:
         cache: Half-precision copies of f32 parameters.
         is_active: False to pass all arguments through.
-        on_cpu: Cast tensors on the CPU too. If the model is on a GPU they are data, on
-            their way to it.
+        on_cpu: Cast tensors on the CPU too. With a model on a GPU, those are input
+            data that have not been moved yet.
     """
 
     def __init__(self, *, caching: bool, allow_banned: bool, on_cpu: bool) -> None:
@@ -64,7 +64,7 @@ class Casts(TorchFunctionMode):
             args, kwargs = rule(list(args), dict(kwargs))
         if not _calls_others(func):
             return func(*args, **kwargs)
-        # A function in Python calls others, which are cast too: attention, backward.
+        # Python functions, such as attention and backward, call others to be cast.
         body = self._bodies.get(func)
         if body is None:
             body = self._bodies[func] = _undispatched(func)
@@ -84,7 +84,7 @@ class Casts(TorchFunctionMode):
         return _cast_arguments(self.cache.half, args, kwargs)
 
     def remove(self) -> None:
-        """Leave the mode, wherever it is among those that are entered."""
+        """Remove the mode from any position in the stack of modes."""
         above = []
         while torch._C._len_torch_function_stack() > 0:
             mode = _pop_mode()
@@ -126,8 +126,8 @@ class Casts(TorchFunctionMode):
         return rules
 
 
-# Modules of torch in Python, whose functions hand themselves to modes first. Further
-# methods: backward passes run code of users; `1 / x` calls `reciprocal`.
+# Python modules of torch whose functions first dispatch to the active modes. Further
+# methods: backward passes run user code, `1 / x` calls `reciprocal`.
 _IN_PYTHON = ("torch.nn.functional", "torch.functional", "torch.autograd")
 _METHODS_IN_PYTHON = (Tensor.backward, Tensor.__rdiv__)
 _CHECKS = (
@@ -140,8 +140,8 @@ _CHECKS = (
 class CastCache:
     """Half-precision copies of parameters, each made once until the cache is cleared.
 
-    A copy is made again if the parameter was written since, or if one of the two has
-    no gradient to give: a copy made under `no_grad`, or one of a frozen weight.
+    A copy is renewed if the parameter was written since, or if only one of the two
+    requires grad: a copy made under `no_grad`, or before the weight was (un)frozen.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -198,7 +198,7 @@ def to_float(args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def promote(args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Cast to f32 if there are both f32 and half precision."""
+    """Cast to f32 if the arguments mix f32 and half precision."""
     if {HALF, FLOAT} <= dtypes_in((args, list(kwargs.values()))):
         return to_float(args, kwargs)
     return args, kwargs
@@ -285,7 +285,7 @@ def _calls_others(func: Any) -> bool:
 
 
 def _undispatched(func: Any) -> Callable[..., Any]:
-    """Return a function without its first check, which would call the mode again."""
+    """Return a function without its initial dispatch, which would recurse."""
     replaced = dict.fromkeys(_CHECKS, _never)
     body = types.FunctionType(
         func.__code__,
@@ -303,16 +303,16 @@ def _never(*_: Any) -> bool:
 
 
 class OtherThreads:
-    """Enters the casts for the forward passes of other threads: of `DataParallel`.
+    """Enters the casts for forward passes in other threads, as in `DataParallel`.
 
-    Torch keeps the modes of each thread apart. Backward passes have those of the
-    thread that started them.
+    Torch's stack of modes is per thread. A backward pass uses that of the thread that
+    started it.
     """
 
     def __init__(self, casts: Casts) -> None:
         self._casts = casts
         self._home = threading.get_ident()
-        # The outermost module, and how often it is running.
+        # The outermost module, and its recursion depth.
         self._local = threading.local()
 
     def begin_forward(self, module: torch.nn.Module, args: Any) -> None:

@@ -16,7 +16,7 @@ EXACT = "GRADSCALE_APEX_EXACT"
 
 
 class Properties:
-    """The settings of a level, with those of the caller in place of its own.
+    """The settings of a level, overridden by those of the caller.
 
     >>> Properties("O2", {"loss_scale": "128.0"}).loss_scale
     128.0
@@ -158,18 +158,18 @@ def initialize(
         cast_model_outputs: The dtype of the models' outputs.
         num_losses: How many scales; see `scale_loss`.
         verbosity: 0 prints nothing.
-        min_loss_scale: The floor of a scale that moves; None for 2^-24.
+        min_loss_scale: The floor of a dynamic scale; None for 2^-24.
         max_loss_scale: Its ceiling.
-        exact: Behave as apex where it is wrong: no floor, a fixed scale never skips, a
-            delayed check is none, and a checkpoint that is refused may be loaded in
-            part. None to look at the variable GRADSCALE_APEX_EXACT.
+        exact: Reproduce apex's defects: no floor, a fixed scale never skips, a delayed
+            check is omitted, and an invalid checkpoint may be partly loaded. None to
+            read the environment variable GRADSCALE_APEX_EXACT.
         record: The run file to write, one row a `scale_loss`; losses after the first
             get run.loss1.gs and so on. None for none.
         sinks: Receive the steps of loss 0; see `gradscale.sinks`.
         guard: "raise" raises `HopelessRun` once no scale can help.
 
     Returns:
-        Models and optimizers as they were given; the models alone without optimizers.
+        Models and optimizers as given; only the models without optimizers.
     """
     _amp_state.verbosity = verbosity
     many_models = isinstance(models, (list, tuple))
@@ -249,14 +249,14 @@ def state_dict(destination: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def load_state_dict(state_dict: dict[str, Any]) -> None:
-    """Load the scales of a checkpoint, of apex or of this room.
+    """Load the scales of a checkpoint of apex or of gradscale.apex.
 
-    Fewer or more scales than there are losses give a warning, and the rest is kept or
-    left out. Anything else is refused and nothing is changed; with `exact`, what comes
-    before it is loaded first.
+    If their number differs from that of the losses, a warning is issued: scales without
+    an entry are kept, further entries ignored. Any other invalid entry is refused and
+    nothing is changed; with `exact`, the entries before it are loaded.
 
     Args:
-        state_dict: As `state_dict` of either returned it.
+        state_dict: The result of either `state_dict`.
     """
     scalers = _amp_state.loss_scalers
     if not _amp_state.exact:

@@ -17,7 +17,7 @@ from gradscale.recording.recorded_run import RecordedRun
 class LossScaler:
     """The scale of one loss, and the outcomes of its backward passes.
 
-    `_loss_scale` and `_unskipped`, which public code reads and writes, are the state;
+    `_loss_scale` and `_unskipped`, which third-party code accesses, are the state;
     `policy` has the settings and the rule.
 
     >>> scaler = LossScaler("dynamic", scale_window=2)
@@ -115,7 +115,7 @@ class LossScaler:
         """Move the scale, record the pass; return whether to skip the step.
 
         Args:
-            read: There was a gradient.
+            read: At least one gradient was read.
             amax: The largest magnitude among the scaled gradients.
             loss: The loss before it was scaled; None if it is not one number.
             culprits: Returns the names of gradients that were not finite.

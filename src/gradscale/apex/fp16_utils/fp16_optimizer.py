@@ -259,7 +259,7 @@ class FP16_Optimizer:  # apex's name
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, also one of apex, whose scaler is an object."""
+        """Load a state of this class or of apex, which holds a scaler object."""
         scaler = state_dict["loss_scaler"]
         values = scaler if isinstance(scaler, dict) else vars(scaler)
         self.optimizer.load_state_dict(state_dict["optimizer_state_dict"])

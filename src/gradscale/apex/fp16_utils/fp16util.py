@@ -1,4 +1,4 @@
-"""Casting networks, and lists of f32 master parameters."""
+"""Casts networks, and creates lists of f32 master parameters."""
 
 from collections.abc import Sequence
 from typing import Any

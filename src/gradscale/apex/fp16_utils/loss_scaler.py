@@ -11,10 +11,10 @@ from gradscale.core.state import PYTHON, Observed, ScaleState
 
 
 class LossScaler:
-    """A scale that stays.
+    """A fixed scale.
 
     Args:
-        scale: It.
+        scale: The scale.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -56,7 +56,7 @@ class DynamicLossScaler(LossScaler):
 
     Args:
         init_scale: The first scale.
-        scale_factor: By what it is multiplied and divided.
+        scale_factor: The factor of growth and of backing off.
         scale_window: The steps without overflow after which it grows.
     """
 
@@ -74,7 +74,7 @@ class DynamicLossScaler(LossScaler):
 
     def update_scale(self, overflow: bool) -> None:
         """Move the scale after one step."""
-        # Apex counts iterations and divides: the same as finite steps since it acted.
+        # Apex counts iterations modulo the window; this equals the rule's finite steps.
         policy = DynamicScale.unchecked(
             growth_factor=self.scale_factor,
             backoff_factor=1.0 / self.scale_factor,

@@ -4,7 +4,7 @@ from typing import Any
 
 from gradscale.torch.optim import Adam
 
-# So many steps that 1 - beta^step is 1: no bias correction. f32 counts no further.
+# A step count at which 1 - beta^step is 1: no bias correction. f32 counts no further.
 LATE = 2.0**24
 
 
@@ -21,7 +21,7 @@ class FusedAdam(Adam):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad: As in torch's Adam.
-        bias_correction: False for the moments as they are.
+        bias_correction: Correct the moments for their start at 0.
         adam_w_mode: Decoupled weight decay, as in AdamW.
         set_grad_none: `zero_grad` removes gradients instead of filling them with 0.
         capturable, master_weights: Have no effect: every step can be captured, and

@@ -1,4 +1,4 @@
-"""LARC: a learning rate for each parameter, by the ratio of weight and gradient."""
+"""LARC: a learning rate for each parameter, from the norms of weight and gradient."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 
 class LARC:
-    """Wraps an optimizer; scales each gradient so that its step fits its weight.
+    """Wraps an optimizer; scales each gradient relative to the norm of its weight.
 
     The local rate of a parameter is `trust_coefficient * |w| / (|g| + decay * |w| +
     eps)`, and its gradient is multiplied by it. See https://arxiv.org/abs/1708.03888.
@@ -20,7 +20,7 @@ class LARC:
 
     Args:
         optimizer: Any of torch's.
-        trust_coefficient: How large a step may be beside the weight.
+        trust_coefficient: The size of a step relative to the weight.
         clip: True for `min(local rate, lr)`, False for their product.
         eps: Keeps the rate finite.
 
@@ -100,7 +100,7 @@ class LARC:
             rate = self.trust_coefficient * weight / (grad + weight * decay + self.eps)
             if self.clip:
                 rate = (rate / group["lr"]).clamp(max=1.0)
-            # On the device: a weight or a gradient of zeros is left as it is.
+            # Without a sync: a gradient is unchanged if it or its weight is all zeros.
             usable = (weight != 0) & (grad != 0)
             scaled = (param.grad + decay * param) * rate
             param.grad.copy_(torch.where(usable, scaled, param.grad))

@@ -56,11 +56,11 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
 
 
 class Reducer:
-    """Averages the parameters' gradients over all ranks when asked to.
+    """Averages the parameters' gradients over all ranks when `reduce` is called.
 
     Args:
-        module_or_grads_list: A module, whose parameters are made the same on all
-            ranks; or a list of tensors.
+        module_or_grads_list: A module, whose parameters are broadcast from rank 0;
+            or a list of tensors.
     """
 
     def __init__(self, module_or_grads_list: Any) -> None:
@@ -117,7 +117,7 @@ def create_syncbn_process_group(group_size: int) -> Any:
     own = None
     for first in range(0, world, group_size):
         ranks = list(range(first, first + group_size))
-        # Every rank makes every group.
+        # Every rank has to create every group.
         group = distributed.new_group(ranks)
         if distributed.get_rank() in ranks:
             own = group
