@@ -14,7 +14,8 @@ def doctor(file: File, as_json: AsJson = False) -> None:
 
     - `gradscale doctor run.gs` – print the verdict and the findings
     - `gradscale doctor run.gs --json` – print `{"verdict": …, "findings": [{"code",
-      "where", "step", "what", "evidence", "advice"}, …]}`, the most severe first
+      "cause", "where", "step", "since", "what", "cost", "evidence", "advice"}, …],
+      "not_judged": […]}`, the most severe first
     - `gradscale doctor run.gs && ./submit.sh` – continue only if the run is healthy
 
     | exit code | verdict | |

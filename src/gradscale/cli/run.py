@@ -68,11 +68,11 @@ def run(
         bool,
         typer.Option(
             "--as-apex",
-            help="Let `import apex` find gradscale's apex, whatever is installed.",
+            help="Make `import apex` import gradscale.apex, even if apex is installed.",
         ),
     ] = False,
 ) -> None:
-    """Run an unmodified PyTorch script and record its gradient scaler.
+    """Run an unmodified PyTorch script and record its gradient scalers.
 
     A `GradScaler` of `torch.amp`, `torch.cuda.amp`, `torch.cpu.amp` or FSDP that the
     script or a library creates is replaced by gradscale's, with the same arguments,

@@ -107,7 +107,7 @@ def _apart(
     told = "; ".join(f"{_named(those)} {what}" for what, those in at.items())
     return OrderError(
         f"The ranks are out of step: {told}. They would take different "
-        "decisions, or wait for one another for ever. Give every rank the same "
+        "decisions, or wait for one another forever. Give every rank the same "
         "settings, load the same checkpoint on all of them, and call the scaler "
         "equally often and in the same order.",
         code="GS111",
