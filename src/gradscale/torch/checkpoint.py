@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gradscale.torch.scaler import GradScaler
 
 
-# Attributes that a copy of the scaler makes anew.
+# Attributes that are neither copied nor pickled, but created anew.
 SHORT_LIVED = (
     "_state",
     "_entries",
@@ -31,7 +31,7 @@ SETTINGS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
 
 @dataclass
 class Resumed:
-    """Loaded values that wait for the device state, which the first loss makes."""
+    """Loaded values, kept until the first loss creates the device state."""
 
     debt: int = 0
     floor_steps: int = 0
@@ -41,7 +41,7 @@ class Resumed:
     losses: tuple[SavedLoss, ...] = ()
 
     def enter(self, state: DeviceState) -> None:
-        """Write them into the device state."""
+        """Write the values into the device state."""
         state.debt.fill_(self.debt)
         state.fields.floor_steps.fill_(float(self.floor_steps))
         state.fields.uncalibrated.fill_(float(not self.calibrated))
@@ -58,12 +58,12 @@ class Resumed:
 
 
 def chosen(policy: AnyPolicy | None, moves: tuple[Any, Any, Any, Any]) -> AnyPolicy:
-    """Return the policy that the constructor's arguments ask for.
+    """Return the policy that the constructor's arguments specify.
 
     Args:
         policy: The policy, if one was given.
-        moves: Torch's four settings. Torch knows no bounds: an initial scale beyond
-            the default ones is a choice, and the bounds are widened to hold it.
+        moves: Torch's four settings. Torch has no bounds, so the default bounds are
+            widened to include the initial scale.
     """
     default = DynamicScale()
     settings = dict(zip(SETTINGS, moves, strict=True))
@@ -102,7 +102,7 @@ def saved_of(scaler: "GradScaler") -> Saved:
         return Saved(**facts, **vars(resumed))
     accounts = [state.total, *scaler._entries.accounts().values()]
     tallies = [account.counts() for account in accounts]
-    # Optimizers of an earlier run that have not come back yet keep their counts.
+    # Optimizers of the resumed run that have not stepped yet keep their counts.
     tallies += resumed.tallies[len(tallies) :]
     return Saved(
         **facts,
@@ -132,8 +132,8 @@ def _resumed(saved: Saved) -> Resumed:
 
 
 def load_into(scaler: "GradScaler", saved: Saved) -> None:
-    """Take over a checkpoint that has been checked."""
-    # Rows that are not judged yet belong to the run that is left behind.
+    """Load a validated checkpoint into the scaler."""
+    # Rows that are not judged yet belong to the run before the load.
     scaler._monitor.flush(scaler._state)
     scaler._policy = saved.policy
     scaler._init_scale = saved.scale
@@ -153,7 +153,7 @@ def load_into(scaler: "GradScaler", saved: Saved) -> None:
 
 
 def frozen(scaler: "GradScaler") -> dict[str, Any]:
-    """Return what pickle keeps: settings and state, no tensors, not the model."""
+    """Return the pickled attributes: settings and state, without tensors and model."""
     kept = dict(scaler.__dict__)
     if scaler._enabled:
         saved = saved_of(scaler)

@@ -1,4 +1,4 @@
-"""The older signature: no device argument, the initial scale first."""
+"""The older signature of the scaler: no device argument, the initial scale first."""
 
 import warnings
 from typing import Any, ClassVar
@@ -7,7 +7,7 @@ from gradscale.torch.scaler import GradScaler
 
 
 class OlderGradScaler(GradScaler):
-    """What the classes of `torch.cuda.amp` and `torch.cpu.amp` have in common."""
+    """Base class of the scalers of `torch.cuda.amp` and `torch.cpu.amp`."""
 
     kind: ClassVar[str]
     _frames_to_caller = 4
@@ -21,7 +21,7 @@ class OlderGradScaler(GradScaler):
         enabled: bool = True,
         **options: Any,
     ) -> None:
-        # The words of torch: filters out there match them.
+        # Torch's own text, so that existing warning filters match.
         warnings.warn(
             f"`torch.{self.kind}.amp.GradScaler(args...)` is deprecated. "
             f"Please use `torch.amp.GradScaler('{self.kind}', args...)` instead.",

@@ -1,4 +1,4 @@
-"""Devices: names, availability, copies between them."""
+"""Device names, availability of devices, and copies between them."""
 
 import warnings
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from gradscale.errors import ConfigError, GradscaleWarning
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on `device`, without waiting where that is sound.
+    """Return the tensor on `device`, without waiting where that is safe.
 
     A copy to the host must be waited for: the next operation there would read the
     memory before the data arrives.
@@ -23,7 +23,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def device_type(device: Any) -> str:
-    """Return the type of `device`, or refuse it by name."""
+    """Return the type of a device; raise for an unknown one."""
     if isinstance(device, torch.device):
         return device.type
     if not isinstance(device, str):
@@ -57,14 +57,14 @@ def is_available(kind: str) -> bool:
 
 
 def warn_disabled(kind: str, frames: int) -> None:
-    """Say that scaling is off because the device is missing.
+    """Warn that scaling is disabled because the device is unavailable.
 
     Args:
         kind: The type of the device.
-        frames: How far up the user's line is.
+        frames: The number of frames up to the user's line.
     """
     if kind == "cuda":
-        # The words of torch.amp.GradScaler: filters out there match them.
+        # Torch's own text, so that existing warning filters match.
         warnings.warn(
             "torch.cuda.amp.GradScaler is enabled, but CUDA is not available.  "
             "Disabling.",
@@ -80,7 +80,7 @@ def warn_disabled(kind: str, frames: int) -> None:
 
 
 def can_touch_host() -> bool:
-    """Return False while a graph is compiled or captured: it must hold no host work."""
+    """Return False while a graph is compiled or captured, which excludes host work."""
     if torch.compiler.is_compiling():
         return False
     # Before CUDA is initialised there is no capture; `is_available` takes longer.
@@ -92,7 +92,7 @@ def can_touch_host() -> bool:
 def outside_inference_mode() -> Iterator[None]:
     """Leave `torch.inference_mode`, whose tensors cannot be written to outside of it.
 
-    No gradient is tracked, as inside.
+    Gradients remain disabled.
     """
     with torch.inference_mode(False), torch.no_grad():
         yield

@@ -16,7 +16,7 @@ from gradscale.torch.scaler import GradScaler
 
 
 class Initialized(NamedTuple):
-    """What a training loop needs.
+    """The model, optimizers and scaler of a training loop.
 
     Attributes:
         model: The model, or the list of models, as given.
@@ -42,9 +42,9 @@ def initialize(
 ) -> Initialized:
     """Prepare model and optimizers for a precision level, and make the scaler.
 
-    The model is changed in place: its weights are cast as the level says, and its
-    forward pass casts inputs and outputs, so the loop needs no autocast. Call it after
-    the model is on its device and before it is wrapped by DDP or compiled.
+    The model is changed in place: its weights are cast to the dtypes of the level, and
+    its forward pass casts inputs and outputs, so the loop needs no autocast. Call this
+    function after moving the model to its device and before DDP or `torch.compile`.
 
     >>> model = torch.nn.Linear(4, 1)
     >>> optimizer = torch.optim.AdamW(model.parameters())

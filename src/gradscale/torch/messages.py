@@ -35,7 +35,7 @@ _BAD_TENSOR = (
     "torch.FloatTensor with requires_grad=False."
 )
 
-# Why gradients of two scales are added up: a code, what was seen, what to do.
+# Causes of gradients of two scales: a code, the observation, the remedy.
 Mixture = Literal["closed", "older", "foreign"]
 _MIXTURES: dict[Mixture, tuple[str, str, str]] = {
     "closed": (
@@ -133,10 +133,10 @@ class WarnOnce:
         )
 
     def without_state(self, optimizer: Any, scale: float, *, moves: bool) -> bool:
-        """Warn that an optimizer resumes while the scaler starts anew; return whether.
+        """Warn if an optimizer resumes but the scaler does not; return whether it did.
 
         Args:
-            optimizer: Before its first step under this scaler.
+            optimizer: The optimizer, before its first step with this scaler.
             scale: The initial scale.
             moves: The scale is not fixed.
         """
@@ -166,8 +166,8 @@ class WarnOnce:
         """Warn, or raise, that gradients of two scales were added up.
 
         Args:
-            names: Of their parameters.
-            why: How they came to be of two.
+            names: The names of the parameters.
+            why: The cause.
             as_error: Raise.
         """
         listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -220,10 +220,10 @@ def float16_remedy(optimizer: Any = None) -> str:
 
 
 def has_steps(optimizer: Any) -> bool:
-    """Return whether the optimizer has a state that steps have made. No host sync.
+    """Return whether the optimizer's state is that of earlier steps. No host sync.
 
     Reads the state of one parameter. A count of steps is read only where that needs no
-    wait; one on a device is taken for more than 0. An optimizer that keeps no state,
+    wait; one on a device is assumed positive. An optimizer that keeps no state,
     such as SGD without momentum, looks like a new one.
     """
     states = getattr(optimizer, "state", None)
@@ -236,9 +236,9 @@ def has_steps(optimizer: Any) -> bool:
 
 def _is_used(state: Mapping[str, Any]) -> bool:
     if state.keys() == {"master"}:
-        # Made with the optimizer.
+        # Created with the optimizer.
         return False
-    # Some optimizers make their state at once and count from 0: torch's Adagrad does.
+    # Some optimizers, such as torch's Adagrad, create their state with a count of 0.
     step = state.get("step", 1)
     if isinstance(step, (int, float)):
         return step > 0
@@ -257,8 +257,8 @@ def collapsed(
     Args:
         record: The last step.
         policy: Has the floor.
-        culprits: Names of what was not finite.
-        finding: The text of the finding, which is not printed as well.
+        culprits: The names of non-finite tensors.
+        finding: The text of the finding, which is then not printed separately.
     """
     listed = f" Not finite: {', '.join(culprits[:5])}." if culprits else ""
     loss = "finite" if record.loss_finite else "itself not finite"
@@ -421,7 +421,7 @@ def closure_given() -> OrderError:
 
 
 def closure_wanted(optimizer: Any) -> OrderError:
-    """Return the error for `step()` of an optimizer that cannot do without one."""
+    """Return the error for `step()` of an optimizer that requires a closure."""
     kind = type(optimizer).__name__
     return OrderError(
         f"{kind}.step() takes a closure: it evaluates the loss several times. "

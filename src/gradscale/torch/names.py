@@ -1,4 +1,4 @@
-"""Names for parameters, for errors and culprits."""
+"""Names of parameters, for errors and culprits."""
 
 import weakref
 from collections.abc import Iterable, Sequence
@@ -13,8 +13,8 @@ def names_of(params: Sequence[Tensor | str], sources: Iterable[Any] = ()) -> lis
 
     Args:
         params: The parameters to name. A name is returned as it is.
-        sources: Modules, weak references to them, and optimizers to look in, in this
-            order; None is passed over.
+        sources: Modules, weak references to them, and optimizers to search, in this
+            order; None is skipped.
     """
     known: dict[int, str] = {}
     wanted = list(map(id, params))
@@ -33,7 +33,7 @@ def names_of(params: Sequence[Tensor | str], sources: Iterable[Any] = ()) -> lis
 
 
 def apart(names: Iterable[str], taken: set[str]) -> list[str]:
-    """Return the names, with a number where one is taken; they are taken then.
+    """Return the names, numbered where already taken, and add them to `taken`.
 
     >>> taken = set()
     >>> apart(["0.weight", "0.bias"], taken), apart(["0.weight"], taken)

@@ -1,8 +1,8 @@
 """Quantisation-aware training under autocast: guarded observers, a learnable step size.
 
-The scaler itself needs nothing special for fake-quantised training. Two things do:
-moving-average observers, which one infinite activation poisons for good, and a step
-size that is trained.
+The scaler itself needs no change for fake-quantised training. Two parts of a model do:
+moving-average observers, which one infinite activation makes infinite permanently, and
+a trained step size.
 """
 
 import math
@@ -109,7 +109,7 @@ class _PutBack:
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         saved, self._keep.saved = self._keep.saved, {}
         buffers = dict(module.named_buffers())
-        # An observer that has seen nothing has an infinite range, and keeps it.
+        # An observer without data has an infinite range, and keeps it.
         finite = [
             buffer.isfinite().all()
             for buffer in buffers.values()
@@ -149,7 +149,7 @@ class LearnableFakeQuantize(nn.Module):
         axis: The axis of the channels; None for one step size.
 
     Raises:
-        ConfigError: A setting can never work.
+        ConfigError: A setting is invalid.
     """
 
     _zero_point: Tensor
@@ -186,7 +186,7 @@ class LearnableFakeQuantize(nn.Module):
     def of(
         cls, tensor: Tensor, *, bits: int = 8, axis: int | None = None
     ) -> "LearnableFakeQuantize":
-        """Return one whose step size suits a tensor: 2 mean(|x|) / sqrt(qmax).
+        """Return a module whose step size suits a tensor: 2 mean(|x|) / sqrt(qmax).
 
         Args:
             tensor: A weight, or an activation of a first batch.

@@ -1,4 +1,4 @@
-"""The states of the random number generators that a training step may use."""
+"""Saves and restores the random number generators that a training step may use."""
 
 import random
 import sys
@@ -8,9 +8,9 @@ import torch
 
 
 class RngState:
-    """The states of the generators of now: torch's on all devices, Python's, NumPy's.
+    """The current RNG states of torch (all devices), Python and, if loaded, NumPy.
 
-    NumPy's if it is loaded. Syncs with devices in use.
+    Syncs with devices in use.
 
     >>> import torch
     >>> before = RngState()
@@ -31,7 +31,7 @@ class RngState:
         self._numpy_state = self._numpy and self._numpy.random.get_state()
 
     def restore(self) -> None:
-        """Set the generators back to these states."""
+        """Restore the generators to these states."""
         for module, index, state in self._devices:
             module.set_rng_state(state, index)
         torch.set_rng_state(self._host)

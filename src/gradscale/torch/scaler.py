@@ -1,8 +1,8 @@
-"""The scaler users call: torch.amp.GradScaler's interface around the core's rule.
+"""`GradScaler`: the interface of torch.amp.GradScaler around the core's rule.
 
-A step goes through `OptimizerStep`: collected, read, decided, then applied; `update`
-moves the scale and ends it. All methods that torch.compile traces are defined here:
-`fullgraph=True` refuses those inherited from torch.amp.
+The gradients of an `OptimizerStep` are collected, read, decided on, then applied;
+`update` moves the scale and ends the step. All methods that torch.compile traces are
+defined here: `fullgraph=True` refuses those inherited from torch.amp.
 """
 
 import os
@@ -122,31 +122,31 @@ class GradScaler(torch.amp.GradScaler):
         device: Type of the device, such as "cuda" or "cpu".
         init_scale, growth_factor, backoff_factor, growth_interval: As in torch.
         enabled: False turns every method into a no-op around `optimizer.step()`.
-        policy: Settings and rule in one value, instead of the four numbers above.
+        policy: Settings and rule in one object, instead of the four numbers above.
         guard: "report" moves the scale as torch does and raises where torch would,
             and at the floor. "raise" also holds the scale while the loss is not
             finite on any rank, and raises on misuse. Under DDP, pass the wrapped model
             as `model`, or `process_group`: without it the losses of other ranks are
             not known, and the scale is not held.
-        model: Names the culprits by the model's parameter names. Not pickled.
+        model: Its parameter names identify the culprits. Not pickled.
         process_group: The ranks that decide together, each of which holds gradients
-            of its own. None to find them by the parameters: those of DTensors (FSDP2,
-            tensor parallelism) and of FSDP1; and none where gradients arrive reduced,
-            as under DDP.
+            of its own. None to derive them from the parameters: the ranks of DTensors
+            (FSDP2, tensor parallelism) and of FSDP1, or this rank alone where gradients
+            arrive reduced, as under DDP.
         kernels: "auto" for Triton where it runs, "plain" for plain torch operations
-            only, "triton" to insist.
+            only, "triton" to require it.
         allow_fp16: Accept float16 gradients in `unscale_` and with every optimizer. One
             without master weights whose `eps` is 0 in float16 is refused.
         recheck: Read the gradients again in `step` after an explicit `unscale_`, so
-            that what was written into them in between is checked too.
-        record: The run file to write, by custom ending in .gs; None for none. Rank 0
+            that writes in between are checked too.
+        record: The run file to write, usually ending in .gs; None for none. Rank 0
             writes it. A name that is taken gets a number: run.2.gs. A folder that does
             not exist is refused. Not pickled.
         sinks: Each gets every step's record and judgement: see `gradscale.sinks`. Not
             pickled.
-        guard_buffers: Set the buffers of `model`, such as the running statistics of
-            BatchNorm, back in a skipped step. Costs a copy of them a step, no sync. Not
-            pickled.
+        guard_buffers: Restore the buffers of `model`, such as the running statistics of
+            BatchNorm, after a skipped step. Copies them once per step, without a sync.
+            Not pickled.
         on_skip: "keep" leaves the gradients of a skipped step in place, as torch does;
             "clear" removes them, so that no later backward adds to them. Fused
             optimizers then take one more pass over the gradients.
@@ -156,8 +156,8 @@ class GradScaler(torch.amp.GradScaler):
     _always_together: ClassVar[bool] = False
     _refuses_eps: ClassVar[bool] = True
 
-    # The base class sets its attributes in its own __init__, without bounds and
-    # without checks: it is not called.
+    # The __init__ of the base class is not called: it sets its attributes without
+    # bounds and checks.
     def __init__(
         self,
         device: str | torch.device = "cuda",
@@ -234,7 +234,7 @@ class GradScaler(torch.amp.GradScaler):
             as_error=self._guard == "raise",
             warn=self._warn,
         )
-        # Weak: an optimizer that lives on must not keep the scaler alive.
+        # Weak: an optimizer must not keep the scaler alive.
         forget = weakref.WeakMethod(self._forget)
         self._entries = OptimizerEntries(
             self._kernels, lambda *gone: (there := forget()) and there(*gone)
@@ -246,7 +246,7 @@ class GradScaler(torch.amp.GradScaler):
             self._buffers = BufferGuard(self._model)
 
     def _forget(self, key: int, param_groups: list[dict[str, Any]]) -> None:
-        """Let go of an optimizer that was deleted."""
+        """Release an optimizer that was deleted."""
         self._ranks.forget(key)
         self._iteration.drop(key, param_groups)
         self._monitor.drop(key, param_groups)
@@ -255,7 +255,7 @@ class GradScaler(torch.amp.GradScaler):
         return messages.WarnOnce()
 
     def _recorder(self) -> Recorder | None:
-        """Return the recorder that was given, or one for the path that was."""
+        """Return the given recorder, or one for the given path."""
         if self._record is None:
             return None
         if not self._enabled:
@@ -335,10 +335,10 @@ class GradScaler(torch.amp.GradScaler):
     def loss(self, loss: Tensor, id: LossId = MAIN) -> Iterator[Tensor]:
         """Scale one of several losses by a scale of its own. No host sync.
 
-        The block runs the backward pass of the scaled loss. On its exit the gradients
-        are brought to the scaler's scale and added to those of other losses. A loss
-        that overflows lowers its own scale alone, and skips the optimizers to whose
-        parameters it has given a gradient.
+        The block runs the backward pass of the scaled loss. On exit the gradients are
+        rescaled to the scaler's scale and added to those of other losses. A loss that
+        overflows lowers only its own scale, and skips the optimizers whose parameters
+        have received a gradient from it.
 
         >>> import torch
         >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -355,8 +355,8 @@ class GradScaler(torch.amp.GradScaler):
 
         Args:
             loss: The loss before scaling.
-            id: Identifies it, also in a checkpoint; 0 for the scaler's own scale, by
-                which `scale()` multiplies.
+            id: Identifies it, also in a checkpoint; 0 for the scaler's own scale, which
+                `scale()` uses.
         """
         check_loss_id(id)
         if not self._enabled:
@@ -416,12 +416,12 @@ class GradScaler(torch.amp.GradScaler):
             self._warn.early_write(how, self._init_scale, self._guard == "raise")
 
     def _begin_in_block(self, id: LossId, _: object) -> None:
-        # After the block nothing brings the gradients to the common scale.
+        # After the block, gradients are not rescaled to the common scale.
         if id == MAIN or self._loss_scales.in_block:
             self._iteration.first_backwards.begin_scaled()
 
     def _check_foreign(self, params: Iterable[Tensor]) -> None:
-        """Report gradients that are not of scaled losses alone."""
+        """Report gradients accumulated from an unscaled loss."""
         found = self._iteration.first_backwards.among(params)
         if found:
             self._report_mixture(found, "foreign")
@@ -488,11 +488,10 @@ class GradScaler(torch.amp.GradScaler):
     def _scale_of_grads(self, step: OptimizerStep) -> Tensor:
         """Return the scale that multiplied the loss of this step's gradients.
 
-        That is 1 or an older scale where an earlier step has used them already. After
-        an `update()` without a new `scale()`, it is the scale before the update. But an
-        optimizer whose step the update has ended must have its
-        gradients from elsewhere: from a replayed graph, or from a loss multiplied by
-        hand.
+        If an earlier step has already used the gradients, it is 1 or an older scale.
+        After an `update()` without a new `scale()`, it is the scale before the update,
+        unless the update ended a step of this optimizer. Its gradients are then those
+        of a replayed graph or of a manually scaled loss, at the current scale.
         """
         if step.scale is not None:
             return step.scale
@@ -500,13 +499,13 @@ class GradScaler(torch.amp.GradScaler):
         assert scale is not None
         assert state is not None
         before = iteration.used.get(id(step.optimizer))
-        # No call for gradients that were set to None since.
+        # Spares the call if the gradients were set to None since.
         if (
             before
             and before.left
             and before.left[0]() is not None
             and before.still_has()
-            # A captured graph gets others into the same memory.
+            # A captured graph writes new gradients into the same memory.
             and can_touch_host()
         ):
             step.scale = before.scale_left(scale)
@@ -561,11 +560,11 @@ class GradScaler(torch.amp.GradScaler):
             step.clip = step.clip.applied()
 
     def _before_read(self, step: OptimizerStep) -> None:
-        """Check how the gradients of an optimizer came about."""
+        """Check the origin of an optimizer's gradients."""
         if self._iteration.first:
             self._check_foreign(step.params())
             if is_single_process():
-                # Elsewhere gradients are reduced between backward and here.
+                # With several ranks, gradients are reduced between backward and here.
                 self._check_writes(step)
         if self._monitor.loop.due:
             self._monitor.loop.before_read(step)
@@ -588,7 +587,7 @@ class GradScaler(torch.amp.GradScaler):
         return flags
 
     def _sample(self, step: OptimizerStep) -> None:
-        """Let the underflow meter count in the gradients that backward left."""
+        """Sample the gradients for the underflow meter, as backward left them."""
         meter = self._monitor.meter
         if not meter.wanted or step.snapshot is None or not can_touch_host():
             return
@@ -600,7 +599,7 @@ class GradScaler(torch.amp.GradScaler):
             meter.sample(step.snapshot, scale, step.name_sources, step.stats)
 
     def _sample_bare(self, gradients: GradSnapshot, scale: Tensor) -> None:
-        """Let the underflow meter count in gradients that a clip will write to."""
+        """Sample gradients for the underflow meter before a clip writes to them."""
         if self._monitor.meter.wanted and can_touch_host():
             namer: Any = self._model
             if namer is None:
@@ -653,7 +652,7 @@ class GradScaler(torch.amp.GradScaler):
         if step.flag is not None and len(flags) == 1 and step.flag.is_current(flags[0]):
             skip = step.flag.is_set()
         else:
-            # Nothing was sent ahead, or the decision has changed since.
+            # No flag was copied in advance, or the decision has changed since.
             scale, _ = self._check_scale_growth_tracker("step")
             skip_flag = skip_of(
                 optimizer_state["found_inf_per_device"], step, scale.device
@@ -674,13 +673,13 @@ class GradScaler(torch.amp.GradScaler):
     ) -> Tensor:
         """Clip the unscaled gradients by their joint norm. No host sync.
 
-        Right before and after `unscale_`. Before it, the clip of an optimizer is
+        Correct both before and after `unscale_`. Before it, the clip of an optimizer is
         folded into its step, and `.grad` is unspecified until then. A norm that is
         not a usable f32 skips the step.
 
         Args:
             target: An optimizer, several, or parameters.
-            max_norm: The largest norm to let through.
+            max_norm: The maximum norm.
             norm_type: The order of the norm; inf for the largest magnitude.
 
         Returns:
@@ -725,12 +724,12 @@ class GradScaler(torch.amp.GradScaler):
         )
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> float | None:
-        """Step the optimizer if its gradients are finite, else leave all untouched.
+        """Step the optimizer if its gradients are finite, else change nothing.
 
         No host sync with fused optimizers, one flag read with any other.
 
         Returns:
-            What `optimizer.step` returned, or None if it was not called.
+            The result of `optimizer.step`, or None if it was not called.
         """
         if not self._enabled:
             self._disabled_steps.step(optimizer)
@@ -752,7 +751,7 @@ class GradScaler(torch.amp.GradScaler):
             if not args and needs_closure(optimizer):
                 raise messages.closure_wanted(optimizer)
             if not self._is_replaced("_unscale_grads_"):
-                # A host that replaces it accepts float16 on purpose.
+                # A library that replaces it accepts float16 on purpose.
                 self._float16.check_step(step)
             entry.checked = True
         loop = self._monitor.loop
@@ -776,9 +775,9 @@ class GradScaler(torch.amp.GradScaler):
         return returned
 
     def _check_resumed(self, optimizer: Any) -> None:
-        """Report an optimizer that has taken steps, before the scaler's first."""
+        """Report an optimizer that had taken steps before the scaler's first."""
         moves = isinstance(self._policy, DynamicScale)
-        # Steps of this process were not scaled: the scaler has none before.
+        # Steps since the scaler was made do not mean that the optimizer was resumed.
         if not self._monitor.loop.has_stepped(optimizer):
             self._monitor.resumed |= self._warn.without_state(
                 optimizer, self._init_scale, moves=moves
@@ -810,7 +809,7 @@ class GradScaler(torch.amp.GradScaler):
     def _apply(
         self, step: OptimizerStep, state: dict[str, Any], args: Any, kwargs: Any
     ) -> float | None:
-        """Let the optimizer step, or skip."""
+        """Step the optimizer, or skip."""
         optimizer = step.optimizer
         flags = state["found_inf_per_device"]
         if not flags:
@@ -865,7 +864,7 @@ class GradScaler(torch.amp.GradScaler):
         """Move the scale and end the step. No host sync.
 
         Args:
-            new_scale: Taken instead of the rule's. A number outside the policy's
+            new_scale: Used instead of the rule's scale. A number outside the policy's
                 bounds is refused. A tensor on a device is not read on the host:
                 outside the bounds, it is ignored and reported some updates later.
         """
@@ -898,7 +897,7 @@ class GradScaler(torch.amp.GradScaler):
                 group=None if channel is None else channel.group,
             )
             if rule_skip is None and forced is None:
-                # No loss was scaled by the scaler's own scale: it stays.
+                # No loss used the scaler's own scale, so it stays.
                 forced = scale.clone()
         if steps:
             hold = self._guard == "raise" and (
@@ -948,12 +947,12 @@ class GradScaler(torch.amp.GradScaler):
         return torch.distributed.group.WORLD if given is None else given
 
     def reset(self, optimizer: Any = None) -> None:
-        """Forget an iteration that is abandoned: no step, no move of the scale.
+        """Discard the current iteration, without a step or a move of the scale.
 
         The gradients are left as they are; zero them before the next backward.
 
         Args:
-            optimizer: Forget only this one.
+            optimizer: Discard only the step of this one.
         """
         if not self._enabled:
             return
@@ -984,12 +983,12 @@ class GradScaler(torch.amp.GradScaler):
 
     @property
     def applied_steps(self) -> StepCount:
-        """How many steps were taken; `applied_steps[optimizer]` for one. Syncs."""
+        """The number of applied steps; `applied_steps[optimizer]` for one. Syncs."""
         return self._count(0) if self._enabled else self._disabled_steps.applied()
 
     @property
     def skipped_steps(self) -> StepCount:
-        """How many steps were skipped; `skipped_steps[optimizer]` for one. Syncs."""
+        """The number of skipped steps; `skipped_steps[optimizer]` for one. Syncs."""
         return self._count(1) if self._enabled else StepCount(0, {})
 
     def _count(self, place: int) -> StepCount:
@@ -1003,10 +1002,10 @@ class GradScaler(torch.amp.GradScaler):
         return postfix(self.get_scale(), skipped, skipped + self.applied_steps)
 
     def diagnose(self, closure: Callable[[], Any]) -> Location:
-        """Replay a batch that failed, and name where a value stopped being finite.
+        """Replay a failing batch and locate its first non-finite value.
 
-        At the scale of the last step, before the first one at `init_scale`. Nothing of
-        the model changes. Syncs.
+        The scale is that of the last step, or `init_scale` before the first step. The
+        model is not changed. Syncs.
 
         Args:
             closure: Runs the forward pass of the batch, under autocast if training
@@ -1024,14 +1023,14 @@ class GradScaler(torch.amp.GradScaler):
     def write_bundle(
         self, folder: str | os.PathLike[str] = ".", *, batch: Any = None
     ) -> FilePath:
-        """Write the evidence of the last steps into a folder of its own. Syncs.
+        """Write the evidence of the last steps into a new folder. Syncs.
 
         Facts of the last 50 steps, the last finding, the scaler's state and versions;
         its manifest lists the files. `guard="raise"` writes one before it raises.
 
         Args:
-            folder: Where the new one goes.
-            batch: Kept with it, as `torch.save` writes it: then your data is in it.
+            folder: The parent of the new folder.
+            batch: Also saved, by `torch.save`; the folder then contains your data.
 
         Returns:
             The new folder.
@@ -1040,9 +1039,9 @@ class GradScaler(torch.amp.GradScaler):
         return self._monitor.write_bundle(here, state, batch)
 
     def close(self) -> None:
-        """Judge what is on its way, and close the run file, if there is one. Syncs.
+        """Judge the pending rows and close the run file, if there is one. Syncs.
 
-        Called by itself at the end of the process.
+        Called automatically at the end of the process.
         """
         self._monitor.close(self._state)
 
@@ -1050,13 +1049,12 @@ class GradScaler(torch.amp.GradScaler):
     def meter(self) -> Meter:
         """The underflow meter. It samples where there is a run file or a sink.
 
-        `meter.watch_activations(model)` also counts in the gradients of module
-        outputs.
+        `meter.watch_activations(model)` also samples the gradients of module outputs.
         """
         return self._monitor.meter
 
     def path(self, optimizer: Any) -> Path:
-        """Return how the optimizer is stepped: its way, and by which kernels.
+        """Return how the optimizer is stepped, and by which kernels.
 
         >>> import torch
         >>> weight = torch.nn.Parameter(torch.ones(3))
@@ -1090,31 +1088,31 @@ class GradScaler(torch.amp.GradScaler):
         return int(self._growth_tracker.item())
 
     def get_growth_factor(self) -> float:
-        """Return what the scale is multiplied by when it grows."""
+        """Return the factor by which the scale grows."""
         return self._growth_factor
 
     def set_growth_factor(self, new_factor: float) -> None:
-        """Set what the scale is multiplied by when it grows."""
+        """Set the factor by which the scale grows."""
         self._growth_factor = new_factor
 
     def get_backoff_factor(self) -> float:
-        """Return what the scale is multiplied by when it backs off."""
+        """Return the factor by which the scale backs off."""
         return self._backoff_factor
 
     def set_backoff_factor(self, new_factor: float) -> None:
-        """Set what the scale is multiplied by when it backs off."""
+        """Set the factor by which the scale backs off."""
         self._backoff_factor = new_factor
 
     def get_growth_interval(self) -> int:
-        """Return how many finite steps in a row it takes to grow."""
+        """Return the number of consecutive finite steps before the scale grows."""
         return self._growth_interval
 
     def set_growth_interval(self, new_interval: int) -> None:
-        """Set how many finite steps in a row it takes to grow."""
+        """Set the number of consecutive finite steps before the scale grows."""
         self._growth_interval = new_interval
 
     def is_enabled(self) -> bool:
-        """Return whether the scaler does anything."""
+        """Return whether the scaler is enabled."""
         return self._enabled
 
     def _set_move(self, **setting: Any) -> None:
@@ -1149,17 +1147,16 @@ class GradScaler(torch.amp.GradScaler):
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a plain dict, `{}` if disabled. Syncs.
 
-        Torch's five keys, which `torch.amp.GradScaler` loads, and one more that it
-        ignores. Call it after `update()`.
+        It has torch's five keys, which `torch.amp.GradScaler` loads, and one more that
+        torch ignores. Call it after `update()`.
         """
         return checkpoint.pack_scaler(self) if self._enabled else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what `state_dict()` of this class or of torch's returned.
+        """Load a result of `state_dict()` of this class or of torch's.
 
-        `gradscale.import_state` makes such a dict of the states of other scalers. A
-        state that cannot be used is refused and nothing is changed. Does nothing if
-        disabled.
+        `gradscale.import_state` converts the states of other scalers to such a dict. An
+        unusable state is refused and changes nothing. Does nothing if disabled.
         """
         if self._enabled:
             checkpoint.load_into(self, unpack(state_dict, self._policy))
@@ -1211,7 +1208,7 @@ class GradScaler(torch.amp.GradScaler):
         return step
 
     def _name_source(self, optimizer: Any) -> Any:
-        """Return a reference to the model; searched for where names are recorded."""
+        """Return a reference to the model; search for it if names are recorded."""
         if torch.compiler.is_compiling():
             return None
         return self._monitor.model_lookup.of_optimizer(optimizer)

@@ -1,4 +1,4 @@
-"""Multiplying a loss, or a nest of outputs, by the scale."""
+"""Multiplies a loss, or a nest of outputs, by the scale."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor
 from gradscale.torch.devices import to_device
 
 HALVES = (torch.float16, torch.bfloat16)
-# In the metadata of an autograd node.
+# The key in the metadata of an autograd node.
 _SCALED = "scaled by gradscale"
 
 
@@ -27,7 +27,7 @@ def times(output: Tensor, scale: Tensor) -> Tensor:
 
 
 def mark_scaled(scaled: Tensor) -> None:
-    """Mark a scaled loss, so that it is not taken for one that is not.
+    """Mark a loss as scaled.
 
     >>> loss = torch.ones((), requires_grad=True) * 1.0
     >>> scaled = times(loss, torch.tensor(4.0))
@@ -41,7 +41,7 @@ def mark_scaled(scaled: Tensor) -> None:
 
 
 def is_scaled(loss: Any) -> bool:
-    """Return whether a tensor is a scaled loss, as far as it was marked."""
+    """Return whether a tensor was marked as a scaled loss."""
     return isinstance(loss, Tensor) and _SCALED in (_marks(loss) or ())
 
 

@@ -11,9 +11,9 @@ class ShardedGradScaler(GradScaler):
     A drop-in for `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler`, in
     the order of its arguments too. Float16 gradients are accepted. `clip_grad_norm_`
     takes the norm over all ranks of the group, each of which holds elements of its own;
-    parameters that FSDP1 was told to ignore are counted once. Under
-    `ShardingStrategy.NO_SHARD` with `use_orig_params=True` nothing tells that every
-    rank has all elements: use DDP there, as torch advises.
+    parameters that FSDP1 ignores are counted once. `ShardingStrategy.NO_SHARD` with
+    `use_orig_params=True` cannot be recognised, although every rank then has all
+    elements: use DDP instead, as torch advises.
 
     >>> scaler = ShardedGradScaler("cpu", 2.0**16, 0.5, 2.0)
     >>> scaler.get_backoff_factor(), scaler.get_growth_factor()
@@ -30,7 +30,7 @@ class ShardedGradScaler(GradScaler):
 
     _frames_to_caller: ClassVar[int] = 4
     _always_together: ClassVar[bool] = True
-    # It accepts float16 gradients without being asked, as torch's does.
+    # Float16 gradients are accepted by default, as in torch.
     _refuses_eps: ClassVar[bool] = False
 
     def __init__(

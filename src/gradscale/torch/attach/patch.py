@@ -54,7 +54,7 @@ SUBSTITUTES: dict[tuple[str, str], type[GradScaler]] = {
 }
 
 
-# Of the rule, whose count is an i32.
+# The largest interval of the rule, which counts in i32.
 MAX_INTERVAL = 2**31 - 1
 
 
@@ -89,15 +89,15 @@ class Session(NamedTuple):
 class Recorded(GradScaler):
     """A scaler that records itself; `_recorded` creates its subclasses.
 
-    In the place of a class of torch it takes every setting that torch takes later:
-    through the setters and from a checkpoint.
+    As a substitute for a torch class, it accepts all values that torch's setters and
+    checkpoints accept.
     """
 
     stands_for: ClassVar[type]
     session: ClassVar[Session]
-    # In the place of a class of torch, which raises nowhere: the script goes on.
+    # A substitute for a torch class must not raise where torch does not.
     replaces_torch: ClassVar[bool]
-    # A growth interval that the rule cannot count to, as it was set.
+    # The growth interval as set, if the rule cannot count to it.
     _odd_interval: int | None = None
 
     def _begin(self) -> None:
@@ -112,13 +112,13 @@ class Recorded(GradScaler):
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         super()._lazy_init_scale_growth_tracker(dev)
         if self._state is not None:
-            # With the first loss: a run without an update is recorded too.
+            # At the first loss, so that a run without an update is recorded too.
             self._monitor.begin(self, self._state)
 
     def _recorder(self) -> Recorder | None:
         recorder = super()._recorder()
         if recorder is not None:
-            # The script may have asked for a run file of its own.
+            # The script may write a run file of its own.
             recorder.bind(made=self.session.note_file)
         return recorder
 
@@ -150,7 +150,7 @@ class Recorded(GradScaler):
         if "growth_interval" in setting:
             self._odd_interval = odd
 
-    # As in the base class, but as it was set.
+    # As in the base class, but without clipping to the rule's range.
     _growth_interval = property(
         lambda self: (
             moves_of(self._policy)["growth_interval"]
@@ -194,10 +194,10 @@ class Recorded(GradScaler):
         super().update(new_scale)
 
     def _clipped(self, scale: Any) -> Any:
-        """Return a scale within the bounds of the policy, which torch does not have.
+        """Clip a scale to the bounds of the policy, which torch does not have.
 
-        NaN gives the present scale. What torch refuses, and a tensor on a device, is
-        returned as it is.
+        NaN gives the current scale. Values that torch refuses, and tensors on a
+        device, are returned unchanged.
         """
         value = scale
         if isinstance(value, Tensor) and value.device.type == "cpu":
@@ -212,7 +212,7 @@ class Recorded(GradScaler):
         if "_policy" in state:
             super().__setstate__(state)
             return
-        # A pickle or a copy of torch's own scaler, which stays one.
+        # A pickle or a copy of torch's own scaler remains torch's.
         session, self.__class__ = self.session, self.stands_for
         self.__dict__.update(state)
         _watch(self, session)
@@ -309,13 +309,13 @@ def moves_of(policy: AnyPolicy) -> dict[str, Any]:
 
 
 def _odd(interval: Any) -> int | None:
-    """Return a growth interval that is a whole number and out of range, else None."""
+    """Return the growth interval if it is an integer out of range, else None."""
     whole = isinstance(interval, int) and not isinstance(interval, bool)
     return interval if whole and not 1 <= interval <= MAX_INTERVAL else None
 
 
 def _accepts(theirs: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether gradscale's scaler takes the settings given for torch's.
+    """Return whether gradscale's scaler accepts the settings given for torch's.
 
     Torch also takes a growth interval of 0, or a tensor as the initial scale: such a
     scaler stays torch's and is recorded by `watch`.
@@ -343,7 +343,7 @@ def _unpickled(theirs: Any) -> GradScaler:
 
 
 def _plain_new(cls: type, *args: Any, **kwargs: Any) -> Any:
-    # `__new__` cannot be deleted once it was set: object.__new__ would then refuse the
+    # `__new__` cannot be deleted once set: object.__new__ would then refuse the
     # arguments.
     return object.__new__(cls)
 
@@ -369,7 +369,7 @@ def recorder_of(session: Session, **settings: Any) -> Recorder:
     """Return a recorder that writes into the run file of this process.
 
     Args:
-        session: Its settings.
+        session: The settings of `gradscale run`.
         settings: Further arguments of `SharedRecorder`.
     """
 

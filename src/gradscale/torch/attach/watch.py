@@ -70,7 +70,7 @@ def watch(
         scaler: A `torch.amp.GradScaler` or an instance of a subclass, or an object
             with one as its attribute `scaler`: Accelerate's `Accelerator`, Lightning's
             precision plugin.
-        model: Names the culprits by the model's parameter names.
+        model: Its parameter names identify the culprits.
         record: The run file to write; rank 0 writes it.
 
     Returns:
@@ -127,7 +127,7 @@ class Watch:
         self._lookup = ModelLookup()
         self._rows = _RowRecorder(recorder)
         self._state: DeviceState | None = None
-        # By optimizer: the statistics of its gradients, and what names them.
+        # By optimizer: the statistics of its gradients, and the sources of their names.
         self._stats: dict[int, NamedStats] = {}
         self._losses: list[Tensor] = []
         self._resumed = False
@@ -278,7 +278,7 @@ class Watch:
         self._rows.end_update(state, stats)
 
 
-# The statistics of one optimizer's gradients, and what names its parameters.
+# The statistics of one optimizer's gradients, and the sources of their names.
 NamedStats = tuple[GradStats, tuple[Any, ...]]
 
 
@@ -304,7 +304,7 @@ class _RowRecorder:
 
         Args:
             state: Holds the row.
-            stats: Of this update.
+            stats: The statistics of this update.
         """
         self._stats.append(stats)
         sample = self.meter.end_step()

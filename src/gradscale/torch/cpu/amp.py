@@ -6,6 +6,6 @@ __all__ = ["GradScaler"]
 
 
 class GradScaler(OlderGradScaler):
-    """`gradscale.torch.GradScaler("cpu", ...)`, the device left out."""
+    """`gradscale.torch.GradScaler("cpu", ...)` without the device argument."""
 
     kind = "cpu"

@@ -6,6 +6,6 @@ __all__ = ["GradScaler"]
 
 
 class GradScaler(OlderGradScaler):
-    """`gradscale.torch.GradScaler("cuda", ...)`, the device left out."""
+    """`gradscale.torch.GradScaler("cuda", ...)` without the device argument."""
 
     kind = "cuda"

@@ -1,1 +1,1 @@
-"""The state that survives a step on the device, its update, its copy to the host."""
+"""The device state that persists between steps, its update and its copy to the host."""

@@ -1,4 +1,4 @@
-"""Copies to the host that nothing waits for until their value is read."""
+"""Asynchronous copies to the host; only reading the value waits."""
 
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ class AsyncTensor:
             self._values = torch.empty_like(tensor, device="cpu", pin_memory=True)
             self._event = _start_copy(tensor, self._values)
         else:
-            # It may be written in place; on other devices the read itself waits.
+            # A copy, since it may be written in place; elsewhere the read itself waits.
             self._values = tensor.clone()
 
     @property
@@ -49,9 +49,9 @@ class AsyncTensor:
 
 
 class AsyncFlag:
-    """One flag, whose copy to the host is enqueued at once: reading waits for it alone.
+    """A flag whose copy to the host is enqueued at once; reading waits for it alone.
 
-    Not for use while a graph is being captured or compiled.
+    Must not be used while a graph is being captured or compiled.
 
     >>> AsyncFlag(torch.tensor(1.0)).is_set()
     True
@@ -68,7 +68,7 @@ class AsyncFlag:
             self._copy = AsyncTensor(flag)
 
     def is_current(self, flag: Tensor) -> bool:
-        """Return whether this is the flag that was copied, not written to since."""
+        """Return whether this is the copied flag, unmodified since."""
         return flag is self._flag and flag._version == self._version
 
     def is_set(self) -> bool:
@@ -81,10 +81,10 @@ class HostRow(NamedTuple):
     """The row of one step, on the host.
 
     Attributes:
-        record: Its facts.
+        record: The record of the step.
         refused: A scale given to `update()` as a tensor was out of bounds.
-        update: The update of this process behind it, counted as `RowCopies.updates`;
-            None for a step that a graph has replayed.
+        update: The update that wrote it, counted as `RowCopies.updates`; None for a
+            step that a graph has replayed.
     """
 
     record: StepRecord
@@ -93,10 +93,10 @@ class HostRow(NamedTuple):
 
 
 class RowCopies:
-    """Carries the rows of a device state to the host without waiting for the device.
+    """Copies the rows of a device state to the host without waiting for the device.
 
     Attributes:
-        updates: Updates of this process, counted on from those of a resumed run.
+        updates: Updates of this process, added to those of a resumed run.
         lost: Rows that were overwritten before they were copied.
     """
 
@@ -106,20 +106,20 @@ class RowCopies:
         # Steps read so far; steps minus updates when they were last read.
         self._read = self._replayed = 0
         self._starts = 0
-        # The update in which a copy was started that is not read yet; 0 for none.
+        # The update that started the copy not read yet; 0 for none.
         self._started = 0
         # The copy on the host, made once, and views of it: the tally and the ring.
         self._sheet: Tensor | None = None
         self._views: tuple[Tensor, Tensor] | None = None
-        # Until the copy has arrived: its event, or on devices without one a copy there.
+        # The pending copy: its event, or on devices without events a clone there.
         self._event: torch.cuda.Event | None = None
         self._there: Tensor | None = None
 
     def advance(self, state: DeviceState) -> list[HostRow]:
         """Count an update; return the rows that are due, in order, each exactly once.
 
-        Waits only if a copy of LAG updates ago has not arrived. Not for use while a
-        graph is being captured or compiled.
+        Waits only if a copy of LAG updates ago has not arrived. Must not be called
+        while a graph is being captured or compiled.
         """
         if state.total.starts != self._starts:
             self._begin(state)
@@ -139,7 +139,7 @@ class RowCopies:
         return rows + self._finish()
 
     def _begin(self, state: DeviceState) -> None:
-        """Count from where the tally was set; what is on its way is dropped."""
+        """Restart the counts from the value of the tally; drop a pending copy."""
         if self._event is not None:
             self._wait(self._event)
         self._starts = state.total.starts

@@ -1,4 +1,4 @@
-"""The tensors that survive a step on the device, beside the policy's state.
+"""The device tensors that persist between steps, besides the policy's state.
 
 Made once and written in place: a captured CUDA graph holds these very tensors.
 """
@@ -34,10 +34,10 @@ class Kept(NamedTuple):
 
 
 class StepFacts(NamedTuple):
-    """What one step adds to a row; f32[] each on the device.
+    """The fields of a row that one step adds; f32[] each on the device.
 
-    `skipped`, `found` and `norm_found` are 0 in a healthy step. The first three are
-    what a tally counts.
+    `skipped`, `found` and `norm_found` are 0 in a healthy step. A tally counts the
+    first three fields.
 
     Attributes:
         read: 1 if some gradient was read.
@@ -65,7 +65,7 @@ KEPT = Kept._fields
 ROW = (*StepFacts._fields, *KEPT)
 # Rows on the device: steps that a graph may replay between two copies; 3.5 KiB.
 RING = 64
-# i64 before the ring in `DeviceState.sheet`: the tally, and one to align the ring.
+# i64 before the ring in `DeviceState.sheet`: the tally, and one that aligns the ring.
 HEAD = 4
 
 
@@ -118,8 +118,8 @@ class Account:
     Attributes:
         row: f32[len(ROW)], the row of the last step.
         tally: i64[3], updates, steps requested, steps skipped.
-        start: The updates that the tally was last set to, on the host.
-        starts: How often it was set.
+        start: The number of updates to which the tally was last set, on the host.
+        starts: How often the tally was set.
     """
 
     row: Tensor
@@ -134,20 +134,20 @@ class Account:
             self.tally[place].fill_(count)
 
     def counts(self) -> tuple[int, int]:
-        """Return how many steps were applied and how many skipped. Syncs."""
+        """Return the numbers of applied and of skipped steps. Syncs."""
         _, stepped, skipped = self.tally.tolist()
         return stepped - skipped, skipped
 
 
 @dataclass
 class DeviceState:
-    """All of it, on one device.
+    """The state of a scaler on one device, besides the policy's.
 
     Attributes:
-        debt: i32[], the part of the policy's state that torch has no name for.
+        debt: i32[], `ScaleState.debt`; torch's GradScaler has no equivalent.
         used_scale: f32[], the scale that multiplied the last loss.
         kept: f32[len(KEPT)], the fields of `Kept`.
-        fields: Views of it, made once: a view takes the host as long as an operation.
+        fields: Views of `kept`, made once: making one takes as long as an operation.
         total: The account of all optimizers together.
         ring: f32[RING, len(ROW)], the last rows: that of step s at (s - 1) % RING.
         sheet: i64[HEAD + ...], the tally of the total and the ring in one piece, so
@@ -169,7 +169,7 @@ class DeviceState:
 
 
 def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Account:
-    """Return an account that stands at these counts."""
+    """Return an account with these counts."""
     account = Account(
         row=_zeros(len(ROW), device),
         tally=torch.zeros(3, dtype=torch.int64, device=device),
@@ -179,7 +179,7 @@ def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Acc
 
 
 def new_device_state(device: torch.device, scale: float) -> DeviceState:
-    """Return the state of a run that has not begun."""
+    """Return the initial state of a run."""
 
     def number(value: float) -> Tensor:
         return torch.full((), value, dtype=torch.float32, device=device)

@@ -6,7 +6,7 @@ from torch import Tensor
 from gradscale.torch.device_state.layout import DeviceState
 from gradscale.torch.devices import to_device
 
-# Larger outputs are not checked: their gradients will show it.
+# Larger outputs are not checked; their gradients are.
 LARGEST_LOSS = 4096
 
 
@@ -17,7 +17,7 @@ def note_loss_(
 
     Args:
         output: The loss, or any output that is scaled.
-        scale: f32[], the scale that is going to multiply it.
+        scale: f32[], the scale that will multiply it.
         state: Written in place. Scalar losses are added up.
         first: No scalar loss was noted since the last update.
 
@@ -26,7 +26,7 @@ def note_loss_(
     """
     fields, loss = state.fields, output.detach()
     if type(loss) is not Tensor and hasattr(loss, "to_local"):
-        # A DTensor: each rank notes its own part.
+        # A DTensor: each rank notes its local part.
         output = loss = loss.to_local()
     strided, numel = output.layout is torch.strided, output.numel()
     scalar = strided and numel == 1 and output.is_floating_point()

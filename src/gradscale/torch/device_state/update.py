@@ -19,10 +19,10 @@ from gradscale.torch.kernels import Kernels, usable
 
 
 class StepSummary(NamedTuple):
-    """What one optimizer contributes to an update.
+    """The contribution of one optimizer to an update.
 
     Attributes:
-        account: Where its row and tally are kept.
+        account: Holds its row and tally.
         scale: f32[], the scale of its gradients.
         stepped: Its `step()` ran; else it was only unscaled.
         skip: f32[], 1 if its step was to be skipped, else 0.
@@ -62,14 +62,14 @@ def update_(
         steps: At least one.
         hold_on_bad_loss: Keep the scale while the loss itself is not finite.
         forced_scale: f32[], taken instead of the rule's if it is within the bounds.
-        kernels: Whether one kernel may do all of it; it can for one optimizer.
+        kernels: Whether a single kernel may run the update, which one optimizer allows.
         rule_skip: f32[], overrides the skip that the policy observes; with several
             losses, 1 if the one that this scale multiplies was not finite, else 0.
     """
     alone = len(steps) == 1
     plain = forced_scale is not None or rule_skip is not None
     if alone and not plain and usable(kernels, scaling.scale.device):
-        # Here, for Triton may be missing.
+        # Imported here: Triton may be missing.
         from gradscale.torch.device_state.update_kernel import update_one_
 
         update_one_(policy, scaling, state, steps[0], hold_on_bad_loss)
@@ -82,7 +82,7 @@ def update_(
     skip = whole.skip if rule_skip is None else ops.number(rule_skip)
     finite, loss_finite = skip == 0.0, kept.loss_trace == 0.0
     floor_steps = kept.floor_steps
-    # A scale that cannot move has no floor to fall to.
+    # A scale that cannot move has no floor.
     if policy.min_scale < policy.max_scale:
         stuck = skip * (present.scale <= policy.min_scale)
         floor_steps = stuck * (floor_steps + 1.0)
@@ -152,14 +152,14 @@ def update_idle_(
 
 
 class _Ops(NamedTuple):
-    """The operations of an update: on tensors, or on the numbers of a CPU.
+    """The operations of an update: on tensors, or on Python numbers for a CPU.
 
     Attributes:
         zero, one, unasked, nan: 0, 1, -1 and NaN.
-        number: Returns a scalar tensor as such a value.
+        number: Converts a scalar tensor to such a value.
         kept: Returns the kept values.
-        where: Chooses.
-        largest: Returns the maximum of some values; NaN if there is one.
+        where: Selects a value by a condition.
+        largest: Returns the maximum of some values; NaN if any is NaN.
         pack: Returns values as f32[n].
         assign: Writes a value into a scalar tensor.
     """
@@ -256,10 +256,10 @@ def _facts(one: StepSummary, ops: _Ops) -> _Facts:
 
 
 def _joined(rows: list[_Facts], scale: Any, ops: _Ops) -> _Facts:
-    """Return the steps of several optimizers as one: the largest of each fact.
+    """Return the steps of several optimizers as one: the maximum of each fact.
 
-    Optimizers clipped together share one norm. One whose gradients are not finite makes
-    the whole a skipped step, also if it was only unscaled.
+    Optimizers clipped together share one norm. Non-finite gradients of one optimizer
+    make the whole a skipped step, even if that optimizer was only unscaled.
     """
     columns = zip(*rows, strict=True)
     whole = _Facts(*(ops.largest(list(each)) for each in columns))
@@ -277,11 +277,11 @@ def _write_row(
 
     Args:
         state: The device state.
-        accounts: Whose row it is.
+        accounts: The accounts that get the row.
         fields: The fields of the row, in order.
-        ops: Their operations.
-        then: With the row of the whole step, which goes into the ring: the values that
-            are kept for the next one.
+        ops: The operations on the fields.
+        then: For the row of the whole step, which goes into the ring: the values that
+            are kept for the next step.
     """
     row = ops.pack(fields)
     copied, copies = [account.row for account in accounts], [row] * len(accounts)
@@ -294,7 +294,7 @@ def _write_row(
             state.ring.index_copy_(0, place, row.unsqueeze(0))
         copied.append(state.kept)
         copies.append(ops.pack(then))
-    # One launch each, however many accounts there are.
+    # One launch each, for any number of accounts.
     torch._foreach_copy_(copied, copies)
     counts = row[:3].long()
     torch._foreach_add_(

@@ -2,8 +2,8 @@
 
 Restates `DynamicScale.next_state` and the plain operations of
 `gradscale.torch.device_state.update`, and is tested against both in
-tests/torch/device_state/test_update_kernel.py. All is f32: factors that are powers of
-two give the rule's scales bit for bit, others are within one ulp a move.
+tests/torch/device_state/test_update_kernel.py. All arithmetic is f32: factors that are
+powers of two give the rule's scales bit for bit, others are within one ulp per move.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from gradscale.torch.device_state.layout import KEPT, RING, ROW, DeviceState
 from gradscale.torch.kernels import on
 from gradscale.torch.kernels.launch import launched
 
-# One row is all the work there is: one warp.
+# The work is a single row: one warp.
 WARPS = 1
 
 
@@ -29,7 +29,7 @@ def update_one_(
     step: Any,
     hold_on_bad_loss: bool,
 ) -> None:
-    """Do what `device_state.update.update_` does for one optimizer and no forced scale.
+    """Run `device_state.update.update_` for one optimizer without a forced scale.
 
     In place, no host sync. All tensors are on one device.
 

@@ -1,4 +1,4 @@
-"""Clipping by norm: its arguments, and the coefficient."""
+"""Computes the clip coefficient and checks the arguments of clipping by norm."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ from gradscale.torch.tensor_list import GradSnapshot
 
 
 class Clip(NamedTuple):
-    """One clip, as it goes into the step.
+    """One clip, as it is folded into the step.
 
     Attributes:
         norm: f32[], the norm of the unscaled gradients.
@@ -29,7 +29,7 @@ class Clip(NamedTuple):
     found: Tensor
 
     def after(self, earlier: "Clip") -> "Clip":
-        """Return this clip together with one that came before it."""
+        """Return this clip combined with an earlier one."""
         return Clip(
             norm=self.norm,
             coef=self.coef * earlier.coef,
@@ -37,7 +37,7 @@ class Clip(NamedTuple):
         )
 
     def applied(self) -> "Clip":
-        """Return the clip as it stands once the gradients were multiplied."""
+        """Return the clip after the gradients were multiplied by it."""
         return Clip(self.norm, torch.ones_like(self.coef), self.found)
 
 
@@ -46,8 +46,8 @@ def clip_of(norm: Tensor, max_norm: float, factor: Tensor) -> Clip:
 
     Args:
         norm: f32[] or f64[], the norm of the unscaled gradients.
-        max_norm: The largest norm to let through.
-        factor: f32[], what the gradients are multiplied by beside the clip.
+        max_norm: The maximum norm.
+        factor: f32[], the other factor that multiplies the gradients.
     """
     norm = norm.float()
     return Clip(norm, *clip_to(norm, max_norm, factor))
@@ -65,9 +65,9 @@ def clip_params_(
 
     Args:
         gradients: At least one tensor, unless there are other ranks.
-        unscaled: The ids of the parameters whose gradients are unscaled by now.
-        inv_scale: f32[], what unscales the others.
-        max_norm, norm_type: The largest norm to let through, and its order.
+        unscaled: The ids of the parameters whose gradients are already unscaled.
+        inv_scale: f32[], the factor that unscales the others.
+        max_norm, norm_type: The maximum norm, and its order.
         agree_on_norm: Returns the norm over all ranks from that of this one; None
             where this rank decides alone.
     """
@@ -95,7 +95,7 @@ def clip_params_(
 
 
 def check_max_norm(max_norm: float, norm_type: float) -> tuple[float, float]:
-    """Return both as floats, or refuse them."""
+    """Return both as floats; raise for invalid ones."""
     limits = (("max_norm", max_norm, 0.0), ("norm_type", norm_type, 1.0))
     for name, value, low in limits:
         number = float(value) if isinstance(value, (float, Real)) else math.nan

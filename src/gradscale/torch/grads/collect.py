@@ -1,4 +1,4 @@
-"""Collecting the gradients of some parameters, or refusing them by name."""
+"""Collects the gradients of parameters; errors name the unusable ones."""
 
 from array import array
 from collections.abc import Iterable, Mapping
@@ -29,18 +29,18 @@ def collect(
     names: Iterable[Any] = (),
     copies: Mapping[int, float] | None = None,
 ) -> GradSnapshot:
-    """Collect the gradients of `params`, refusing by name what cannot be unscaled.
+    """Collect the gradients of `params`; raise for those that cannot be unscaled.
 
-    A gradient that is expanded, negated or conjugated on reading, or made in inference
-    mode is written out and replaces `.grad`, as a coalesced one does for f16. Of other
-    sparse ones a coalesced copy is read. No host sync.
+    A gradient that is expanded, lazily negated or conjugated, or made in inference mode
+    is materialised and replaces `.grad`; an f16 sparse gradient is replaced by its
+    coalesced form. Other sparse gradients are read from a coalesced copy. No host sync.
 
     Args:
-        params: The parameters; those without a gradient are passed over. A list is
-            kept, not copied.
+        params: The parameters; those without a gradient are skipped. A list is kept,
+            not copied.
         allow_fp16: Accept f16 gradients.
-        names: What `names_of` needs to name a parameter in an error.
-        copies: As in `Spread`; None where each rank has its own.
+        names: The sources of `names_of`, for errors.
+        copies: As in `Sharding`; None where each rank has its own.
     """
     params = params if isinstance(params, list) else list(params)
     if not torch.compiler.is_compiling() and not copies:
@@ -51,17 +51,17 @@ def collect(
     if not copies:
         return gradients
     held_by = [copies.get(id(param), 1.0) for param in gradients.params]
-    # Those on different numbers of ranks are read apart.
+    # Gradients held by different numbers of ranks are read separately.
     kind = gradients.kind if len(set(held_by)) == 1 else None
     return gradients._replace(copies=held_by, kind=kind)
 
 
 def _collect_plain(params: list[Tensor], allow_fp16: bool) -> GradSnapshot | None:
-    """Return the gradients if all are ordinary; else None.
+    """Return the gradients if all are dense, contiguous and of one kind; else None.
 
     Args:
-        params: Perhaps some without a gradient.
-        allow_fp16: Take f16 for ordinary.
+        params: The parameters; some may have no gradient.
+        allow_fp16: Accept f16 gradients.
     """
     if not set(map(type, params)) <= {Tensor, torch.nn.Parameter}:
         return None
@@ -84,7 +84,7 @@ def _collect_plain(params: list[Tensor], allow_fp16: bool) -> GradSnapshot | Non
         begins = array("q", list(map(Tensor.data_ptr, tensors)))
         contiguous = all(map(Tensor.is_contiguous, tensors))
     except RuntimeError:
-        # A sparse tensor has neither.
+        # A sparse tensor has neither address nor strides.
         return None
     if not contiguous or not _are_apart(tensors, begins):
         return None
@@ -95,11 +95,11 @@ def _collect_plain(params: list[Tensor], allow_fp16: bool) -> GradSnapshot | Non
 
 
 def _are_apart(tensors: list[Tensor], begins: Numbers) -> bool:
-    """Return whether no two overlap, all on one device. An empty one has no address."""
+    """Return whether the tensors are on one device, not empty, and do not overlap."""
     if len(set(map(Tensor.get_device, tensors))) > 1 or 0 in begins:
         return False
-    # Views or not: memory may also be shared through `.data` or NumPy. With both in
-    # order, spans are apart if each ends before the next one begins.
+    # Views are not the only sharing: `.data` and NumPy share memory too. With both
+    # lists sorted, spans are disjoint if each ends before the next one begins.
     ends = sorted(map(add, begins, map(_NBYTES, tensors)))
     return all(map(le, ends, sorted(begins)[1:]))
 
@@ -116,7 +116,7 @@ def _collect_any(
     grads: list[Tensor] = []
     by_address: dict[int, Tensor] = {}
     halves: list[Tensor] = []
-    # A fake tensor has no address either.
+    # A fake tensor has no address.
     fake = any(isinstance(param, FakeTensor) for param in params)
     tracing = fake or torch.compiler.is_compiling()
     present, shared = 0, False
@@ -133,20 +133,20 @@ def _collect_any(
         if grad.dtype is torch.float16 and not allow_fp16:
             halves.append(param)
         if not tracing and (grad.is_neg() or grad.is_inference()):
-            # Its values do not lie in its memory, or writes to it are not counted.
+            # Its memory does not hold its values, or writes to it are not counted.
             grad = param.grad = grad.clone().resolve_neg()
         if type(grad) is not Tensor or grad.dtype not in REAL_DTYPES:
             grad = _plain(param, grad, names)
         elif grad.layout is not torch.strided or not grad.is_contiguous():
             grad = _strided(param, grad, names)
-        # Not what it was before: one that overlaps itself has been replaced.
+        # Read `.grad` again: `_strided` may have replaced it.
         grads.append(param.grad)  # type: ignore[arg-type]  # there is one
         if grad.numel() == 0:
             continue
         original = grad
         if param.grad.is_sparse and not param.grad.is_coalesced():  # type: ignore[union-attr]
-            # Torch multiplies these. The sum of duplicates may overflow although none
-            # of them does.
+            # Torch multiplies the duplicates. Their sum may overflow although none of
+            # them does.
             original, grad = grad, param.grad.coalesce()._values()  # type: ignore[union-attr]
         if not tracing:
             address = original.data_ptr()
@@ -162,7 +162,7 @@ def _collect_any(
         originals.append(original)
     if halves:
         raise _fp16_refused(halves, names)
-    # torch.compile knows no arrays; while it traces there is nothing in them.
+    # torch.compile does not support arrays; the lists are empty while it traces.
     begins: Any = addresses if tracing else array("q", addresses)
     marks: Any = versions if tracing else array("q", versions)
     sizes: Any = [] if tracing else array("q", list(map(Tensor.numel, tensors)))
@@ -180,13 +180,13 @@ def _collect_any(
 
 
 def _put_together(params: list[Any]) -> None:
-    """Give each gradient the placements of its parameter; a collective for each.
+    """Give gradients the placements of their parameters, by one collective each.
 
-    Such as those that are sums still apart, after a sequence-parallel layer. All of
-    them before any is refused: the other ranks take part in these collectives, and
-    would wait for one that has raised an error.
+    For example partial sums after a sequence-parallel layer. This precedes every check:
+    the other ranks take part in these collectives, and would wait for a rank that has
+    raised an error.
     """
-    # Asking a Tensor for an attribute that it lacks takes a microsecond.
+    # hasattr() for a missing attribute of a Tensor takes a microsecond.
     for param in params:
         if type(param) in _ORDINARY or not hasattr(param, "placements"):
             continue
@@ -196,7 +196,7 @@ def _put_together(params: list[Any]) -> None:
 
 
 def _kind_of(gradients: GradSnapshot) -> tuple[torch.device, torch.dtype] | None:
-    """Return the kind of slices that are all alike, as of DDP's buckets; else None."""
+    """Return the common device and dtype if all are contiguous `.grad`; else None."""
     params, tensors = gradients.params, gradients.tensors
     kinds = {(tensor.device, tensor.dtype) for tensor in tensors}
     alike = (
@@ -209,8 +209,8 @@ def _kind_of(gradients: GradSnapshot) -> tuple[torch.device, torch.dtype] | None
 
 
 def _plain(param: Tensor, grad: Tensor, names: Iterable[Any]) -> Tensor:
-    """Return the plain tensor behind a subclass, a complex or an exotic gradient."""
-    # A part of a sharded one; what a collective has not delivered yet.
+    """Return the plain real tensor behind a subclass or a complex gradient."""
+    # The local part of a DTensor; the result of a pending collective.
     for unwrap in ("to_local", "wait"):
         if hasattr(grad, unwrap):
             grad = getattr(grad, unwrap)()
@@ -259,7 +259,7 @@ def _check_apart(gradients: GradSnapshot, names: Iterable[Any]) -> None:
     spans = sorted(
         (tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes, place)
         for place, tensor in enumerate(gradients.tensors)
-        # Interleaved slices may be apart although their spans are not.
+        # Interleaved slices may be disjoint although their spans overlap.
         if tensor.is_contiguous()
     )
     for (_, end, _), (start, _, place) in pairwise(spans):

@@ -13,12 +13,12 @@ SMALL = 16384
 CHUNK = 2**20
 
 _HALVES = (torch.float16, torch.bfloat16)
-# The largest magnitude; that of each, or None; the norm, if it was asked for.
+# The largest magnitude of all; of each tensor, or None; the norm, if requested.
 PlainStats = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def read_on_device(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
-    """Return the largest magnitude, that of each, and the norm. No host sync."""
+    """Return the peak of all tensors, the peak of each, and the norm. No host sync."""
     each = peaks_on_device(tensors)
     peak = each.amax()
     if norm_type is None:
@@ -34,7 +34,7 @@ def read_on_device(tensors: list[Tensor], norm_type: float | None) -> PlainStats
 
 
 def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
-    """Return the same, with None for magnitudes that are all harmless."""
+    """As `read_on_device`, but per-tensor peaks are None if none can be a culprit."""
     dtype = tensors[0].dtype
     if sum(map(Tensor.numel, tensors)) < SMALL and dtype not in _HALVES:
         return _read_small(tensors, norm_type)
@@ -45,7 +45,7 @@ def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
     for piece in pieces:
         extremes += torch.aminmax(piece)
         if add_squares:
-            # Right after, while the piece is in the cache: one read of the memory.
+            # While the piece is in the cache: memory is read once.
             squares.append(torch.dot(piece, piece))
     peak = torch.stack(extremes).abs_().amax()
     if dtype in _HALVES:
@@ -60,7 +60,7 @@ def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
 
 
 def _read_small(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
-    """Read so few elements that operations cost more than passes over them."""
+    """Read few elements, where each operation costs more than a pass over them."""
     flat = torch._utils._flatten_dense_tensors(tensors)
     peak = torch.linalg.vector_norm(flat, math.inf)
     each = None if _is_harmless(peak.item(), flat.dtype) else peaks_on_host(tensors)
@@ -75,13 +75,13 @@ def _is_harmless(peak: float, dtype: torch.dtype) -> bool:
 
 
 def peaks_on_device(tensors: list[Tensor]) -> Tensor:
-    """Return float[n], the largest magnitude of each, NaN if there is one."""
+    """Return float[n], the largest magnitude of each; NaN if it contains NaN."""
     wide = _at_least_f32(tensors[0].dtype)
     return torch.stack(torch._foreach_norm(tensors, math.inf, dtype=wide))
 
 
 def peaks_on_host(tensors: list[Tensor]) -> Tensor:
-    """Return float[n], the largest magnitude of each, NaN if there is one."""
+    """Return float[n], the largest magnitude of each; NaN if it contains NaN."""
     extremes = [torch.stack(torch.aminmax(t)).abs().amax() for t in tensors]
     return torch.stack(extremes).to(_at_least_f32(tensors[0].dtype))
 

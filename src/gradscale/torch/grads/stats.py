@@ -21,7 +21,7 @@ class RankStats(NamedTuple):
 
     Attributes:
         groups: For each dtype f64[], the largest magnitude of its gradients.
-        norm: f64[], the norm of the whole.
+        norm: f64[], the norm over all ranks.
         bad_loss: f32[], 1 if a loss was not finite on any rank, else 0.
         astray: f32[], 1 if a rank is out of step, else 0.
     """
@@ -37,14 +37,14 @@ class KindStats:
     """Statistics of the gradients of one dtype on one device.
 
     Attributes:
-        dtype, device: Theirs.
+        dtype, device: Of the gradients.
         positions: The index of each among all gradients.
         peak: f32[] or f64[], the largest magnitude; None if a kernel has read them.
-        peaks: float[n], that of each, NaN if there is one; None where none of them can
-            be a culprit, or if a kernel has read them.
+        peaks: float[n], that of each, NaN if it contains NaN; None where none of them
+            can be a culprit, or if a kernel has read them.
         norm: f32[] or f64[], their norm; None if it was not computed, or if a kernel
             has read them.
-        stats: What a kernel has read of each.
+        stats: The statistics of each, if a kernel has read them.
         copies: How many ranks hold the same elements of each.
     """
 
@@ -78,18 +78,18 @@ class KindStats:
 
 @dataclass
 class GradStats:
-    """What one read of the gradients showed. On the device; making it never syncs.
+    """The results of one read of the gradients, on the device. No host sync.
 
     Attributes:
         params: The parameters of the gradients that were read; their names once the
             optimizer was deleted.
         kinds: The statistics of each dtype and device.
         home: The device of the results.
-        norm_type: The order of the norm that was asked for, or None.
-        decision: What a kernel has decided along with the read; None if there are
-            several kinds, or other ranks to agree with.
+        norm_type: The order of the requested norm, or None.
+        decision: The decision of the kernel that read them; None if there are several
+            kinds, or other ranks to agree with.
         agreed: The statistics of all ranks; None where each decides alone. All but
-            `culprits` and `named_peaks` then speak of the whole.
+            `culprits` and `named_peaks` then refer to all ranks.
     """
 
     params: Sequence[Tensor | str]
@@ -117,7 +117,7 @@ class GradStats:
 
     @property
     def norm(self) -> Tensor | None:
-        """f32[] or f64[], the norm of the gradients as they are, if asked for."""
+        """f32[] or f64[], the norm of the gradients as read; None if not requested."""
         if self.agreed is not None:
             return self.agreed.norm
         if self._norm is None and self.norm_type is not None and self.kinds:
@@ -144,11 +144,11 @@ class GradStats:
     def found(self, factor: Tensor, *, divide: bool = False) -> Tensor:
         """Return 1 if a gradient is not finite, or would not be once multiplied.
 
-        Rounding is monotonic, so the largest magnitude answers for all of them.
+        Rounding is monotonic, so testing the largest magnitude suffices.
 
         Args:
             factor: f32[], on the home device.
-            divide: They will be divided by it, which may differ in the last bit.
+            divide: Divide by the factor instead, which may differ in the last bit.
 
         Returns:
             f32[], exactly 0 or 1.
@@ -194,7 +194,7 @@ class GradStats:
         ]
 
     def _bad(self, multiplier: Tensor) -> list[tuple[KindStats, Tensor, Tensor]]:
-        # A clip of gradients that are not finite is NaN, and would make all culprits.
+        # The clip of non-finite gradients is NaN, and would mark all as culprits.
         multiplier = torch.where(torch.isfinite(multiplier), multiplier, 1.0)
         return [
             (kind, peaks, ~torch.isfinite((peaks * here).to(kind.dtype)))
@@ -221,8 +221,8 @@ def read(
     Args:
         gradients: At least one tensor.
         home: The device of the results.
-        norm_type: Also compute the norm of this order, summed wide enough not to
-            overflow where the norm does not.
+        norm_type: Also compute the norm of this order, in a dtype whose sum overflows
+            only if the norm does.
         reader: Reads by kernels where it can; None for plain operations.
         scale: f32[], the scale of the gradients, for the decision of a kernel.
         max_norm: The 2-norm to clip to, likewise.
@@ -268,7 +268,7 @@ def by_kind(
 
     Args:
         tensors: The tensors.
-        copies: Also separate those that lie on different numbers of ranks.
+        copies: Also separate tensors held by different numbers of ranks.
     """
     grouped: dict[tuple[Kind, float], list[int]] = defaultdict(list)
     for i, tensor in enumerate(tensors):
@@ -278,12 +278,12 @@ def by_kind(
 
 
 def largest(facts: Sequence[Tensor]) -> Tensor:
-    """Return the maximum of scalars; NaN if there is one."""
+    """Return the maximum of scalars; NaN if any is NaN."""
     return facts[0] if len(facts) == 1 else torch.stack(list(facts)).amax()
 
 
 def combine_norms(norms: Sequence[Tensor], norm_type: float) -> Tensor:
-    """Return the norm of a whole from the norms of its parts, all scalars."""
+    """Return the total norm from the norms of the parts, all scalars."""
     if len(norms) == 1:
         return norms[0]
     return torch.linalg.vector_norm(torch.stack(list(norms)), norm_type)

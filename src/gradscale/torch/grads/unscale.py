@@ -1,4 +1,4 @@
-"""Multiplying gradients in place."""
+"""Multiplies gradients in place."""
 
 from collections.abc import Sequence
 

@@ -32,7 +32,7 @@ def usable(kernels: Kernels, device: torch.device) -> bool:
     Errors of later kernels are raised. No host sync.
 
     While a CUDA graph is being captured no kernel is compiled for a probe: on a device
-    that was not probed before, "auto" answers False and "triton" answers True.
+    that was not probed before, "auto" gives False and "triton" gives True.
 
     Args:
         kernels: "auto" uses them on CUDA devices where they work, "plain" never;

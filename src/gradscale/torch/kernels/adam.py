@@ -2,14 +2,15 @@
 
 One kernel body, compiled in two ways.
 
-Own optimizers: computes what `plain.adam_` does. Each gradient, moment and
-parameter is read once and written once; gradients are written only with `write_back`.
+For gradscale's optimizers it computes the result of `plain.adam_`. Each gradient,
+moment and parameter is read once and written once; gradients are written only with
+`write_back`.
 
-EXACT: gives the bits of torch's fused Adam and AdamW on CUDA, its reference. Every
-operation is rounded, and multiply-adds are fused where torch's compiler fuses them.
-CUDA's `powf` has no equivalent here, so torch raises the betas to the step count of the
-first tensor, which nearly always is that of all; for the others they are raised in f64,
-which is more precise. Torch increments the step counts before the pass.
+With EXACT it gives the bits of torch's fused Adam and AdamW on CUDA. Every operation is
+rounded, and multiply-adds are fused where torch's compiler fuses them. CUDA's `powf`
+has no equivalent here, so torch raises the betas to the step count of the first tensor,
+which all tensors usually share; for other counts they are raised in f64, which is more
+precise. Torch increments the step counts before the pass.
 
 If `found_inf` is set, nothing else is read or written.
 """

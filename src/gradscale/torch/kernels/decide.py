@@ -1,7 +1,7 @@
-"""From the partial results of a read to one decision, in one launch.
+"""Reduces the partial results of a read to one decision, in one launch.
 
 Each program gathers the results of several small tensors, or a slice of those of a
-large one; the program that ends last puts the slices together and decides.
+large one; the program that ends last combines the slices and decides.
 
 Computes what `plain.decide` does: the norm of the unscaled gradients, the clip
 coefficient, whether to skip, and the two numbers that fold unscaling and clipping into
@@ -24,7 +24,7 @@ from gradscale.torch.kernels.read import (
     gather_slice,
 )
 
-# Tensors whose results are put together at once.
+# Tensors whose results are combined at once.
 BLOCK, FEW = 1024, 256
 
 
@@ -34,10 +34,10 @@ def gather_and_decide(
     """Return the statistics of each tensor, and the decision. No host sync.
 
     Args:
-        partial: Of gradients that are still scaled; at least one.
-        dtype: Theirs. They must stay finite in it once they are unscaled.
+        partial: The results for gradients that are still scaled; at least one.
+        dtype: The dtype of the gradients, in which they must be finite once unscaled.
         scale: f32[], the scale of the gradients.
-        max_norm: The largest norm to let through; None to let all through.
+        max_norm: The maximum norm; None for no clip.
     """
     table, tiling = partial.table, partial.tiling
     groups = -(-table.tensors // tiling.tensors)
@@ -59,7 +59,7 @@ def gather_and_decide(
         SLICES=tiling.slices,
         DTYPE=TRITON_DTYPES[dtype],
         CLIP=max_norm is not None,
-        # Here: a number that is tiny on the host may be 0 in f32.
+        # Compared on the host: a tiny number may be 0 in f32.
         TO_ZERO=max_norm == 0.0,
         BLOCK=FEW if table.tensors <= FEW else BLOCK,
     )
@@ -110,7 +110,7 @@ def _gather_and_decide(
         PARTIALS,
         SLICES,
     )
-    # Slices come after the results of whole tensors; a lone one is the whole.
+    # Slices follow the results of whole tensors; a single slice is the whole.
     slices_ptr = each_ptr
     if SLICES > 1:
         slices_ptr += 2 * even_tensors
@@ -118,8 +118,8 @@ def _gather_and_decide(
     there = owners < tensors
     tl.store(mine_ptr, own_sums.to(tl.int64, bitcast=True), mask=there)
     tl.store(mine_ptr + even_tensors, own_peaks, mask=there)
-    # All threads have written before one of them counts. The program that comes last
-    # sees what the others wrote: the count is released and acquired.
+    # All threads write before one of them increments the count. Its acquire-release
+    # order makes the writes of all programs visible to the last one.
     tl.debug_barrier()
     done_ptr = slices_ptr + 2 * even_tensors * SLICES
     before = tl.atomic_add(done_ptr, 1, sem="acq_rel", scope="gpu")
@@ -132,9 +132,9 @@ def _gather_and_decide(
             at_ptr = slices_ptr + begin + places
             one_sum = tl.zeros((BLOCK,), tl.float64)
             one_peak = tl.zeros((BLOCK,), tl.int64)
-            # Unrolled, so that none waits for another.
+            # Unrolled, so that no load waits for another.
             for _ in tl.static_range(SLICES):
-                # Not from the cache of this processor, where others do not write.
+                # Bypasses L1, which does not see the writes of other multiprocessors.
                 square = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
                 at_ptr += even_tensors
                 peak = tl.load(at_ptr, mask=inside, other=0, cache_modifier=".cg")
@@ -182,8 +182,8 @@ def _store(
         norm_found = tl.where(usable, 0.0, 1.0)
     multiplier = inverse * coef
     grad_scale = tl.div_rn(scale, coef)
-    # As stored. Rounding is monotonic: if the peak stays finite, all elements do. A
-    # product and a quotient may differ in the last bit.
+    # Rounded as stored. Rounding is monotonic: if the peak stays finite, all elements
+    # do. A product and a quotient may differ in the last bit.
     times = (amax * multiplier).to(DTYPE).to(tl.float32)
     over = tl.div_rn(amax, grad_scale).to(DTYPE).to(tl.float32)
     found = tl.where(_is_finite(times) & _is_finite(over), 0.0, 1.0)

@@ -23,7 +23,7 @@ class GradReader:
         self._tables: dict[tuple[Kind, int], PointerTable] = {}
 
     def reads(self, kind: Kind, norm_type: float | None) -> bool:
-        """Return whether kernels read gradients of this kind, with such a norm."""
+        """Return whether kernels can read this kind with a norm of this order."""
         known = norm_type in (None, 2.0, math.inf) and kind[1] in KERNEL_DTYPES
         return known and usable(self._kernels, kind[0])
 
@@ -45,10 +45,10 @@ class GradReader:
             begins: Their addresses where all are contiguous; None if not known.
             numels: The number of elements of each.
             scale: f32[], the scale of the gradients.
-            max_norm: The largest 2-norm to let through; None to let all through.
-            place: Among the lists that are read in one step, for each has its table.
+            max_norm: The maximum 2-norm; None for no clip.
+            place: The index of the list within a step; each has a table of its own.
         """
-        # Here, for Triton may be missing.
+        # Imported here: Triton may be missing.
         from gradscale.torch.kernels.decide import gather_and_decide
         from gradscale.torch.kernels.read import CHUNK, read_chunks
 

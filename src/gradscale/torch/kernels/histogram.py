@@ -1,7 +1,7 @@
 """Exponent histograms of many tensors, in one read.
 
-The same integers as `plain.count_tensors`, in every run: only integers are added.
-Nothing is written to the tensors.
+The counts equal those of `plain.count_tensors` in every run, because only integers are
+added. Nothing is written to the tensors.
 """
 
 import torch

@@ -20,7 +20,7 @@ from triton.compiler import CompiledKernel
 from gradscale.errors import GradscaleWarning
 
 _DTYPE = attrgetter("dtype")
-# Launchers that are kept for one kernel; a run has fewer tables of different sizes.
+# The maximum number of launchers kept per kernel; a run has fewer table sizes.
 LAUNCHERS = 64
 _LARGEST_I32 = 2**31 - 1
 # Attributes of a compiled kernel, and of Triton's settings: its launch hooks.

@@ -1,6 +1,6 @@
 """One pass of SGD or Lion over many tensors: unscale, update, or skip.
 
-Computes what `plain.sgd_` and `plain.lion_` do. Each tensor is read once and
+The results are those of `plain.sgd_` and `plain.lion_`. Each tensor is read once and
 written once; gradients are written only with `write_back`. If `found_inf` is set,
 nothing else is read or written.
 """

@@ -41,7 +41,7 @@ def kernel_layout(
     Args:
         lists: All tensors of the step.
         kernels: As in `usable`.
-        grads: A snapshot of `lists.grads`; None to look at them.
+        grads: A snapshot of `lists.grads`; None to inspect them.
     """
     if not lists.params or not usable(kernels, lists.params[0].device):
         return None
@@ -65,7 +65,7 @@ def adam_(
         lists: The tensors.
         config: The settings.
         amp: The arguments of the scaler.
-        layout: What `kernel_layout` has just returned for the lists.
+        layout: The current result of `kernel_layout` for the lists.
         table: Kept for these lists from step to step.
     """
     _step(_torch_adam_, plain.adam_, lists, config, amp, layout, table)
@@ -120,7 +120,7 @@ def _launch(
     table: PointerTable,
 ) -> list[int]:
     """Launch the kernels; return the positions of the parameters that remain."""
-    # Here: Triton may not be installed.
+    # Imported here: Triton may be missing.
     from gradscale.torch.kernels import adam, momentum
     from gradscale.torch.kernels.step_counter import count_
 
@@ -144,7 +144,7 @@ def _launch(
 def _note_writes(
     lists: AdamLists | MomentumLists, amp: AmpArgs, rest: list[int]
 ) -> None:
-    """Increment the versions of what a kernel has written: autograd has not seen it."""
+    """Increment the versions of tensors that a kernel wrote without autograd."""
     written = lists.params
     if amp.write_back and amp.grad_scale is not None:
         written = [*lists.params, *lists.grads]
@@ -169,7 +169,7 @@ def _torch_takes(lists: AdamLists | MomentumLists) -> bool:
 
 
 def _torch_adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
-    """Compute what `plain.adam_` does by torch's fused operator for the CPU."""
+    """Compute `plain.adam_` by torch's fused operator for the CPU."""
     if _is_set(amp.found_inf):
         return
     exact, lr = lists.masters or lists.params, _number(config.lr)
@@ -197,7 +197,7 @@ def _torch_adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:
 
 
 def _torch_sgd_(lists: MomentumLists, config: SgdConfig, amp: AmpArgs) -> None:
-    """Compute what `plain.sgd_` does by torch's fused operator for the CPU."""
+    """Compute `plain.sgd_` by torch's fused operator for the CPU."""
     if _is_set(amp.found_inf):
         return
     torch._fused_sgd_(

@@ -1,9 +1,9 @@
-"""The results of the kernels, in plain torch operations on any device. No host sync.
+"""Reference implementations of the kernels in plain torch operations. No host sync.
 
-The optimizer passes take any strides, and one tensor at a time, so that only a few
-temporaries of one tensor's size exist at once. They compute in the dtype of the state:
-f32, or f64 for f64 parameters. The end of a step is in
-`gradscale.torch.device_state.update`.
+They run on any device. The optimizer passes accept any strides and process one tensor
+at a time, so that only a few temporaries of one tensor's size exist at once. They
+compute in the dtype of the state: f32, or f64 for f64 parameters. The end of a step is
+in `gradscale.torch.device_state.update`.
 """
 
 import math
@@ -27,7 +27,7 @@ SMALLEST_MULTIPLIER = 2.0**-126
 # The slots of an exponent histogram, as `count_tensors` describes them.
 SLOTS = 64
 ZEROS, BELOW, FIRST, ABOVE, NONFINITE, OUTSIDE = 0, 1, 2, 61, 62, 63
-# 19 octaves below the smallest f16: what a scale 2^19 times as high would save.
+# 19 octaves below the smallest f16: elements that a scale 2^19 times as high saves.
 LOWEST = -43
 # Elements that are counted at once. On a CPU they stay in the cache with all
 # temporaries, and torch starts no threads for so few; a GPU needs many, and the
@@ -36,12 +36,12 @@ PIECE, PIECE_ON_DEVICE = 2**15, 2**24
 
 
 class TensorStats(NamedTuple):
-    """What one read has found in each of several tensors, on their device.
+    """The statistics of several tensors from one read, on their device.
 
-    Held as integers: the memory that a kernel wrote, and a replayed graph writes again.
+    Kept as integers, in the memory that a kernel writes and a replayed graph rewrites.
 
     Attributes:
-        dtype: That of all of them.
+        dtype: The dtype of the tensors.
         peak_bits: i64[n], the bits of f32 `peaks`.
         square_bits: i64[n], the bits of f64 `squares`.
     """
@@ -52,7 +52,7 @@ class TensorStats(NamedTuple):
 
     @property
     def peaks(self) -> Tensor:
-        """f32[n], the largest magnitude of each; NaN if there is one."""
+        """f32[n], the largest magnitude of each; NaN if it contains NaN."""
         return self.peak_bits.int().view(torch.float32)
 
     @property
@@ -62,18 +62,18 @@ class TensorStats(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """All that a step needs to know. f32[] each, on the device.
+    """The decision on one step. f32[] each, on the device.
 
     Attributes:
         found: 1 if a gradient is not finite, or would not be once multiplied; else 0.
-        norm_found: 1 if the norm or the multiplier is not a usable f32, else 0; plain
-            operations leave it None without a clip, `norm` and `coef` too.
-        skip: 1 if either is, else 0.
+        norm_found: 1 if the norm or the multiplier is not a usable f32, else 0. Without
+            a clip, plain operations leave it, `norm` and `coef` None.
+        skip: 1 if either is 1, else 0.
         amax: The largest magnitude of the scaled gradients.
         norm: The norm of the unscaled gradients.
         coef: The clip coefficient, in [0, 1]; 1 without a clip.
         multiplier: `coef / scale`, which unscales and clips a gradient.
-        grad_scale: `scale / coef`, the same as PyTorch's fused optimizers take it.
+        grad_scale: `scale / coef`, the divisor for PyTorch's fused optimizers.
     """
 
     found: Tensor
@@ -87,12 +87,12 @@ class Decision(NamedTuple):
 
 
 def read_tensors(tensors: Sequence[Tensor]) -> TensorStats:
-    """Return what one read of the tensors shows.
+    """Return the statistics of the tensors from one read.
 
     Args:
         tensors: float[...] each, of one dtype and device, none of them empty.
     """
-    # The maximum of magnitudes is exact, and NaN if there is one.
+    # The maximum of magnitudes is exact, and NaN if any is NaN.
     peaks = torch.stack([tensor.abs().amax().float() for tensor in tensors])
     squares = torch.stack([tensor.double().square().sum() for tensor in tensors])
     bits = peaks.view(torch.int32).long(), squares.view(torch.int64)
@@ -104,8 +104,8 @@ def clip_to(norm: Tensor, max_norm: float, factor: Tensor) -> tuple[Tensor, Tens
 
     Args:
         norm: f32[], the norm of the unscaled gradients.
-        max_norm: The largest norm to let through.
-        factor: f32[], what the gradients are multiplied by beside the clip.
+        max_norm: The maximum norm.
+        factor: f32[], the other factor that multiplies the gradients.
     """
     # The same small number as torch.nn.utils.clip_grad_norm_.
     coef = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
@@ -122,8 +122,8 @@ def decide(stats: TensorStats, scale: Tensor, max_norm: float | None) -> Decisio
     Args:
         stats: Of gradients that are still scaled; at least one. They must stay finite
             in their dtype once they are unscaled.
-        scale: f32[], the scale behind them.
-        max_norm: The largest norm to let through; None to let all through.
+        scale: f32[], the scale of the gradients.
+        max_norm: The maximum norm; None for no clip.
     """
     amax, inverse = stats.peaks.amax(), scale.reciprocal()
     norm = (stats.squares.sum().sqrt() * inverse).float()
@@ -131,7 +131,7 @@ def decide(stats: TensorStats, scale: Tensor, max_norm: float | None) -> Decisio
     if max_norm is not None:
         coef, norm_found = clip_to(norm, max_norm, inverse)
     multiplier, grad_scale = inverse * coef, scale / coef
-    # As stored. Who multiplies and who divides may differ in the last bit.
+    # Rounded as stored. A product and a quotient may differ in the last bit.
     stored = torch.stack((amax * multiplier, amax / grad_scale)).to(stats.dtype)
     found = (~torch.isfinite(stored).all()).float()
     skip = torch.maximum(found, norm_found)
@@ -293,7 +293,7 @@ def tally_on_host(slots: Tensor) -> Tensor:
 
 
 def tally_on_device(slots: Tensor) -> Tensor:
-    """Return the same without a sync. A sum of integers: any order gives the same."""
+    """As `tally_on_host`, without a sync. Integer sums do not depend on the order."""
     places = slots.long()
     counts = torch.zeros(SLOTS, dtype=torch.int64, device=slots.device)
     return counts.scatter_add_(0, places, torch.ones_like(places))

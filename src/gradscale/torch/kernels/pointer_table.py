@@ -1,4 +1,4 @@
-"""Pointer tables: how one launch reaches thousands of tensors.
+"""Pointer tables, by which one launch processes thousands of tensors.
 
 A table is an i64 matrix on the device with a column for each tensor: its number of
 elements, the index of its first chunk, then one row of addresses for each list. Each
@@ -53,8 +53,8 @@ class Layout(NamedTuple):
         rows: For each list, the addresses of its tensors; last those of the step
             counts, if there are any.
         numels: The number of elements of each tensor of the first list.
-        same_sizes: The tensors at each position of all lists have as many elements.
-        contiguous: All tensors are.
+        same_sizes: At each position, the tensors of all lists have equal sizes.
+        contiguous: All tensors are contiguous.
     """
 
     rows: list[Numbers]
@@ -113,7 +113,7 @@ class Staging:
             return
         size = to.numel()
         slot, done = self._fresh_slot(size) if captured else self._free_slot(size)
-        # Not by an operator of torch, which takes some microseconds.
+        # By memmove: an operator of torch takes some microseconds.
         ctypes.memmove(slot.data_ptr(), numbers.buffer_info()[0], slot.itemsize * size)
         to.copy_(slot[:size].view_as(to), non_blocking=True)
         if captured:
@@ -154,7 +154,7 @@ class _Head(NamedTuple):
     """The rows before the addresses.
 
     Attributes:
-        numels: The sizes they were made of.
+        numels: The sizes of the tensors.
         cells: The rows, concatenated.
         chunks: The number of chunks.
         most: The number of chunks of the largest tensor.
@@ -223,7 +223,7 @@ class PointerTable:
     def of_lists(
         self, lists: Sequence[Sequence[Tensor]], layout: Layout
     ) -> tuple[Table | None, list[int]]:
-        """Return the table of what a kernel can process, and the remaining positions.
+        """Return the table of the processable tensors, and the remaining positions.
 
         A kernel processes the tensors of one parameter in the order of their memory,
         so all of them need the same order and no gaps. No host sync.

@@ -25,7 +25,7 @@ def address(cells_ptr, tensors, owner, ROW: tl.constexpr):
 def pointer(begin, start, DTYPE: tl.constexpr, FULL: tl.constexpr):
     """Return a pointer to the element `start` of a tensor.
 
-    With FULL, it must be a multiple of 16 bytes, which a thread then loads at once.
+    With FULL, it must be aligned to 16 bytes, which a thread then loads at once.
     """
     at = begin + start * (DTYPE.primitive_bitwidth // 8)
     found = at.to(tl.pointer_type(DTYPE))

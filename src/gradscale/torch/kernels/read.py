@@ -24,13 +24,13 @@ from gradscale.torch.kernels.pointers import pointer
 # Elements of a chunk, and warps: swept in benchmarks/results/kernels_h200.json.
 CHUNK = 8192
 WARPS = 8
-# Partial results that a program adds up at once, of one large tensor or of some small
-# ones. Among thousands of tensors, a large one has to make do with few. On an H200 it
-# takes 6.1 us for 124 M parameters in 148 tensors, with 1024 and 16 slices 7.2; 4.8 us
-# for 4000 tensors of one chunk, with a program for each 15.4.
+# Partial results that a program adds up at once: of one large tensor, of several small
+# ones, and of a large one among thousands. On an H200, 124 M parameters in 148 tensors
+# take 6.1 us (7.2 us with 1024 and 16 slices), and 4000 tensors of one chunk 4.8 us
+# (15.4 us with a program for each).
 PARTIALS, OF_SMALL, FEW_PARTIALS = 2048, 1024, 512
-# Programs that share a large tensor, at most: the deciding one reads all their results.
-# And how many programs there may be in all.
+# The maximum number of programs per tensor, whose results the deciding program all
+# reads, and the maximum number of programs in total.
 SLICES, PROGRAMS = 4, 2048
 
 TRITON_DTYPES = {
@@ -41,7 +41,7 @@ TRITON_DTYPES = {
 
 
 class Tiling(NamedTuple):
-    """How programs share the partial results of a read among them.
+    """The division of the partial results of a read among programs.
 
     Attributes:
         tensors: Tensors that a program gathers.
@@ -58,12 +58,11 @@ class PartialStats(NamedTuple):
     """The partial results of a read.
 
     Attributes:
-        table: Of the tensors. To be gathered before its next change.
+        table: The table of the tensors. Gather the results before it changes.
         chunks: i64[2 * chunks], for each chunk the sum of squares as bits of an f64,
             then for each the largest magnitude as bits of an f32.
-        each: i64[...], room for the same of each tensor, for the same of its slices
-            where it has more than one, and for a count of finished programs, which
-            is 0.
+        each: i64[...], space for the same two values of each tensor, of its slices if
+            it has more than one, and for the count of finished programs, initially 0.
         tiling: How the chunks are gathered.
     """
 
@@ -101,22 +100,22 @@ def tiling_of(tensors: int, chunks: int, most: int) -> Tiling:
     """Return how the partial results are to be gathered.
 
     Args:
-        tensors: Their number.
-        chunks: The chunks of all of them.
-        most: The chunks of the largest.
+        tensors: The number of tensors.
+        chunks: The number of chunks of all tensors.
+        most: The number of chunks of the largest tensor.
     """
     limit = PARTIALS if chunks >= 8 * tensors else FEW_PARTIALS
     partials = min(_power_of_2(most), limit)
     gathered = max(OF_SMALL // partials, 1)
     wanted = _power_of_2(-(-most // partials))
     room = max(PROGRAMS * gathered // tensors, 1)
-    # Powers of two, so that not every number of tensors has a kernel of its own.
+    # A power of two, which limits the number of compiled kernels.
     slices = min(wanted, SLICES, 2 ** (room.bit_length() - 1))
     return Tiling(gathered, partials, slices)
 
 
 def _power_of_2(least: int) -> int:
-    """Return the smallest that is not below; Triton's own takes some microseconds."""
+    """Return the next power of 2; Triton's own function takes some microseconds."""
     return 1 << (least - 1).bit_length()
 
 

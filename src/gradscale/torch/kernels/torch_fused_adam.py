@@ -29,11 +29,11 @@ _ADAMS = (torch.optim.Adam, torch.optim.AdamW)
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 # Torch's kernels: whether their weight decay is decoupled.
 _DECOUPLED: dict[Any, bool] = {torch._fused_adam_: False, torch._fused_adamw_: True}
-# The signature of both. Called in another way, they are those of another release.
+# The signature of both. Another signature is that of another release of torch.
 _LISTS = 6
 _NUMBERS = "lr", "beta1", "beta2", "eps", "weight_decay"
 _SETTINGS = {*_NUMBERS, "amsgrad", "maximize", "grad_scale", "found_inf"}
-# Up to here torch needs one launch too, and less time on the host.
+# Up to these sizes torch needs one launch too, and less time on the host.
 FEW, LITTLE = 32, 2**22
 
 
@@ -93,7 +93,7 @@ class StandIn:
         # Two programs would write to one count.
         if len(set(layout.rows[-1])) < len(steps):
             return None
-        # Here: Triton may not be installed.
+        # Imported here: Triton may be missing.
         from gradscale.torch.kernels.adam import launch_
 
         with on(found_inf.device):
@@ -143,7 +143,7 @@ class _Group:
         self._betas = torch.empty(0)
 
     def betas(self, config: AdamConfig) -> Tensor:
-        """Return f32[2] on the device. No host sync."""
+        """Return the betas as f32[2] on the device. No host sync."""
         values, captured = (config.beta1, config.beta2), capturing(self._device)
         if values == self._values:
             if captured:
@@ -211,9 +211,9 @@ def _stepped(decoupled: bool, lists: Any, settings: dict[str, Any]) -> bool:
 
 
 def _taken_back(args: Any, kwargs: Any) -> bool:
-    """Take back the counts of the step before if it was skipped; return whether.
+    """Take back the step counts of a skipped step; return whether that was done.
 
-    A call that does not follow that step is left to torch.
+    A call that does not follow the step of the flag is left to torch.
     """
     if kwargs or len(args) != 2 or not isinstance(args[1], list) or not args[1]:
         return False

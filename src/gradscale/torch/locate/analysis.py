@@ -28,7 +28,7 @@ class Operation:
         name: Without prefix and overload; "" if only the module is known.
         module: The module it ran in.
         inputs: Statistics of its input tensors, as far as they are known.
-        constants: The numbers written in the call.
+        constants: The numeric constants of the call.
         producers: The operations that computed its inputs, where known.
         line: The user's file and line, where known.
         is_view: It computes nothing: a view or a copy.
@@ -288,8 +288,8 @@ def _input_peak(
 ) -> float:
     """Return the largest finite magnitude among a module's inputs.
 
-    An input that came from outside of all modules is one of them. For a module without
-    observed inputs, that of the last tensor before it.
+    Inputs from outside of all modules are included. For a module without observed
+    inputs, return the magnitude of the last tensor before it.
     """
     given = observed.tensor == "input" and observed.caller == NO_MODULE
     before = [each for each in forward if each.stats < observed.stats + given]

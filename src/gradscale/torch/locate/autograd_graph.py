@@ -87,7 +87,7 @@ def data_saved_by(node: Any) -> list[Tensor]:
     found = []
     for name in dir(node):
         if name.startswith("_saved_"):
-            # A tensor that was freed, or written to since.
+            # Raised for a tensor that was freed or written to since.
             with suppress(RuntimeError):
                 found.append(getattr(node, name))
     return [

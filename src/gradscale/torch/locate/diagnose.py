@@ -281,7 +281,7 @@ def _ancestors(origin: Origin) -> list[Origin]:
 
 
 def _context(first: Origin, origins: list[Origin]) -> str:
-    """Return the operation that turned an inf into NaN, or that a NaN's inf is from."""
+    """Return the operation that turned an inf into NaN, or produced a NaN's inf."""
     if first.kind == "nan" and first.sources:
         source = min(first.sources, key=lambda each: each.order)
         return f"the inf came from {source.operation}"

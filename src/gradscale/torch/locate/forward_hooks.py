@@ -64,8 +64,8 @@ class ForwardHooks:
     def register(self, model: nn.Module) -> bool:
         """Register the hooks, unless they failed before or the model is compiled.
 
-        A compiled model would be compiled again with hooks, and once more without
-        them. The calling thread is taken for the one that trains.
+        A compiled model would be recompiled with the hooks, and again without them. The
+        calling thread is taken for the training thread.
 
         Returns:
             Whether the hooks are registered.
@@ -82,7 +82,7 @@ class ForwardHooks:
         self._suspended = False
 
     def begin_step(self) -> None:
-        """Forget the running modules; the calling thread is the one that trains."""
+        """Drop the running modules; the calling thread is the training thread."""
         self._running = []
         self._thread = threading.get_ident()
         model = self._model()
@@ -91,7 +91,7 @@ class ForwardHooks:
             self.register(model)
 
     def guarded(self, function: Callable[..., T], *args: Any) -> T | None:
-        """Call a function, unless one has failed; None if it fails."""
+        """Call a function unless an earlier call failed; return None on failure."""
         if self.failure is not None:
             return None
         try:
@@ -109,7 +109,7 @@ class ForwardHooks:
         """Call the functions for one module.
 
         Args:
-            hook: Of the module.
+            hook: The hook of the module.
             passed: Its inputs; after its forward pass, its outputs too.
         """
         if threading.get_ident() == self._thread or in_backward():
@@ -210,12 +210,12 @@ def is_plain_eager() -> bool:
 
 
 def is_plain(value: Any) -> TypeGuard[Tensor]:
-    """Return whether a value is a dense tensor of no subclass, with its memory."""
+    """Return whether a value is a dense tensor with memory, not of a subclass."""
     return (
         type(value) in PLAIN
         and value.layout is torch.strided
         and not value.is_nested
-        # Sharded weights give their memory back between uses.
+        # Sharded weights free their memory between uses.
         and value.untyped_storage().size() > 0
     )
 
@@ -248,7 +248,7 @@ def plain_tensors(value: Any) -> list[Tensor]:
 
 def _inside(value: Any) -> Iterable[Any]:
     """Return the elements of a container, by the methods of the built-in classes."""
-    # `isinstance` would ask the object for its class.
+    # `isinstance` may run code of the object.
     kind = type(value)
     if issubclass(kind, dict):
         return dict.values(value)

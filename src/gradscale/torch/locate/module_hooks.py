@@ -103,9 +103,8 @@ class ModuleHooks:
             patience: Finite steps in a row after which the hooks are removed.
 
         Returns:
-            Whether they are registered. Not for a compiled model, which would be
-            compiled again with hooks, and once more without them, and not after a
-            failure.
+            Whether they are registered. Not after a failure, and not for a compiled
+            model, which would be recompiled with the hooks and again without them.
         """
         self._finite_steps, self._patience = 0, patience
         if not self.enabled and self._hooks.register(model):
@@ -173,8 +172,7 @@ class ModuleHooks:
         for handle in self._node_handles:
             handle.remove()
         self._node_handles = []
-        # By number, counted by an iterator: each device has a thread of its own in
-        # backward.
+        # Keyed by a number from an iterator: backward has one thread per device.
         self._stats: dict[int, DeviceStats] = {}
         self._numbers = count()
         self._observations: list[Observation] = []

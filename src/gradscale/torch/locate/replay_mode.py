@@ -54,7 +54,7 @@ class ReplayMode(TorchDispatchMode):
         forward_peak: The largest finite magnitude of the forward pass.
         node: The autograd node that is running; None between two nodes.
         backward: A backward pass is running.
-        paused: Operations are not observed: our own, inside hooks.
+        paused: Operations are not observed, such as those of gradscale's hooks.
     """
 
     # Higher-order operators pass through unobserved.
@@ -166,8 +166,8 @@ class ReplayMode(TorchDispatchMode):
                 operation.module = self._modules.of_node(self.node)
             return operation
         operation.module, operation.line = self._modules.current, caller_line()
-        # Autograd creates the node before it dispatches the operation. Operations
-        # without a node that follow it find its number taken.
+        # Autograd creates the node before it dispatches the operation. Later operations
+        # without a node have the same number and must not replace it.
         self._operations.setdefault(next_sequence_nr() - 1, operation)
         return operation
 
@@ -199,7 +199,7 @@ class ReplayMode(TorchDispatchMode):
         self._origins_at[address] = sources
 
     def _sources(self, operation: Operation, inputs: list[_Input]) -> list[Origin]:
-        """Return the origins among the inputs; one from outside is added as such."""
+        """Return the origins among the inputs; one from outside becomes an origin."""
         found: dict[int, Origin] = {}
         for tensor, address, stats in inputs:
             if stats is None or stats.finite:

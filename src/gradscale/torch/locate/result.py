@@ -36,7 +36,7 @@ class Location:
         forward_peak: The largest finite magnitude of the forward pass.
         was_float16: The tensor is infinite, and its finite values are float16 values:
             it left the range of float16 in a cast or before.
-        given: It was an input that no module has computed: it is of the batch.
+        given: It was an input that no module has computed: part of the batch.
         given_peak: The largest finite magnitude of such inputs.
         gain: In forward, by how much the weight of the module multiplies independent
             inputs: its root mean square times the root of its inputs; 0 if unknown.
@@ -106,7 +106,7 @@ class Location:
 
     @property
     def before(self) -> str:
-        """The magnitudes before it, in one line."""
+        """The magnitudes before the location, in one line."""
         if not self.found:
             return f"largest magnitude of the forward pass {self.forward_peak:.3g}"
         parts = []

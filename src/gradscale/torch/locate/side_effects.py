@@ -81,7 +81,7 @@ def _containers_of(modules: list[nn.Module]) -> list[SavedContainer]:
     stack = [value for module in modules for value in module.__dict__.values()]
     while stack:
         value = stack.pop()
-        # By type: isinstance would ask the object for its class.
+        # By type: isinstance may run code of the object.
         if id(value) not in found and issubclass(type(value), CONTAINERS):
             content = _content(value)
             found[id(value)] = value, content
@@ -95,7 +95,7 @@ def _content(container: Any) -> dict[Any, Any] | list[Any]:
 
 
 def _refill(container: Any, content: dict[Any, Any] | list[Any]) -> None:
-    """Give a container its former content, in place."""
+    """Restore the content of a container, in place."""
     if _identities(_content(container)) == _identities(content):
         return
     container.clear()
@@ -171,10 +171,10 @@ def _force_eager() -> Iterator[None]:
 class WeightBackup:
     """Restores the weights that a pass writes to or assigns.
 
-    So it does with tensors that modules hold as attributes or in containers. A weight
+    Tensors that modules hold as attributes or in containers are restored too. A weight
     is copied before the first write to it: a copy of all weights would double the
     memory, and few models write to any. Assignments to `.data` call no operation, so
-    they are found at the end.
+    they are detected at the end.
     """
 
     def __init__(self, model: nn.Module) -> None:

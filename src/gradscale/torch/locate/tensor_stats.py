@@ -21,7 +21,7 @@ class TensorStats(NamedTuple):
         low: The smallest finite value; 0 if there is none.
         high: The largest finite value; 0 if there is none.
         pos_inf: Number of elements that are +inf: a mask has none.
-        wide: Number of finite elements that no float16 is equal to. None means that
+        wide: Number of finite elements that float16 cannot represent. Zero means that
             the values were in float16 before; measured on the device only.
     """
 

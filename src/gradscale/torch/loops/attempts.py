@@ -1,4 +1,4 @@
-"""Runs a batch again, at a lower scale, when its gradients were not finite."""
+"""Repeats a batch at a lower scale if its gradients were not finite."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -22,15 +22,15 @@ def attempts(
     retries: int = 4,
     micro_batch_of: Any = None,
 ) -> Iterator[int]:
-    """Yield until the batch has made a step: on overflow it is run again.
+    """Yield until the batch has made a step; an overflow repeats the batch.
 
     The body of the loop is one training step, from forward to `update()`. If the step
     was skipped, random number generators, the buffers of the model and the gradients
-    are set back, and the body runs again at the scale that `update()` has lowered. A
-    loss that is itself not finite is not tried again: no scale would help. After the
-    last attempt the buffers are set back, so that a lost batch leaves no trace in them.
+    are restored, and the body runs again at the scale that `update()` has lowered. A
+    loss that is itself not finite is not retried: no scale would help. After the last
+    attempt the buffers are restored, so that a lost batch does not change them.
 
-    Reads one flag a step on the host. On several ranks, all take the same decision.
+    Reads one flag per step on the host. All ranks take the same decision.
 
     >>> import torch
     >>> from gradscale.torch import GradScaler
@@ -48,7 +48,7 @@ def attempts(
 
     Args:
         scaler: The scaler of the body.
-        model: Its buffers and gradients are set back.
+        model: Its buffers and gradients are restored.
         retries: How often the body may run again.
         micro_batch_of: An optimizer, or several. The body is then one micro-batch of an
             accumulation window: forward and backward, without a step. Its gradients are
@@ -58,7 +58,7 @@ def attempts(
         The number of the attempt, from 0.
 
     Raises:
-        OrderError: The body has called no `update()`.
+        OrderError: The body has not called `update()`.
     """
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise ConfigError(
@@ -76,7 +76,7 @@ def attempts(
         settled = scaler._iteration.settled
         yield number
         if window:
-            # All of them: ranks answer together.
+            # No short circuit: all ranks take part in each check.
             finite = [grads_finite(scaler, each) for each in optimizers]
             done = all(finite)
             if not done:
@@ -134,14 +134,14 @@ def _may_try_again(scaler: GradScaler, model: nn.Module) -> bool:
 
 
 def _back_off(scaler: GradScaler, optimizers: list[Any]) -> None:
-    """Lower the scale in the middle of a window; the step is not taken."""
+    """Lower the scale in the middle of a window, without a step."""
     for optimizer in optimizers:
         scaler.unscale_(optimizer)
     scaler.update()
 
 
 class _Before:
-    """What a step changes besides the weights, before the first attempt."""
+    """The initial state that a step changes, besides the weights."""
 
     def __init__(
         self, scaler: GradScaler, model: nn.Module, optimizers: list[Any]
@@ -152,7 +152,7 @@ class _Before:
         groups = [group for each in optimizers for group in each.param_groups]
         held = [param for group in groups for param in group["params"]]
         params = {id(param): param for param in (*model.parameters(), *held)}
-        # Those that no update has ended: others are of a step that was taken.
+        # Only those of the current iteration: others belong to an earlier step.
         pending = scaler._iteration.scaled
         # Copies: a backward pass adds in place.
         self._grads = [
@@ -163,7 +163,7 @@ class _Before:
         self._scale = None if scale is None else scale.clone()
 
     def restore(self, *, again: bool) -> None:
-        """Set it back; generators and gradients only if the body runs again."""
+        """Restore the buffers; generators and gradients only if the body runs again."""
         self._buffers.restore()
         if not again:
             return

@@ -31,9 +31,9 @@ def step_with_closure(
     Gradients are unscaled before the optimizer sees them. If they are not finite while
     the loss is, the scale is lowered and the closure runs again. If that does not help
     at the first evaluation, the step is skipped. At a later one, as at a trial point of
-    a line search, the optimizer is given a large loss and zero gradients; if it ends
-    there, weights and optimizer state are set back, and the step counts as skipped.
-    Then call `scaler.update()` as usual.
+    a line search, the optimizer gets a large loss and zero gradients; if it ends there,
+    weights and optimizer state are restored, and the step counts as skipped. Then call
+    `scaler.update()` as usual.
 
     Reads one flag and the loss on the host for each evaluation, and copies weights and
     optimizer state before the step.
@@ -61,7 +61,7 @@ def step_with_closure(
         retries: How often an evaluation may be repeated at a lower scale.
 
     Returns:
-        What `optimizer.step` returned; None if the step was skipped.
+        The result of `optimizer.step`; None if the step was skipped.
     """
     if not callable(closure):
         raise ConfigError(
@@ -117,10 +117,10 @@ class _Evaluation:
     def __call__(self) -> Any:
         for _ in range(self._retries + 1):
             if self.runs and self._loss_finite:
-                # Ends the evaluation before: one row and one move of the scale each.
+                # End the previous evaluation: one row and one move of the scale each.
                 self._scaler.update()
             elif self.runs:
-                # The scale is not to blame.
+                # The loss was not finite: the scale stays.
                 self._scaler.reset()
             self.runs += 1
             with torch.enable_grad():
@@ -171,7 +171,7 @@ class _Backup:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Write them back."""
+        """Restore weights and state."""
         for param, weight in self._weights:
             param.copy_(weight)
         self._optimizer.state.clear()

@@ -12,9 +12,9 @@ def grads_finite(scaler: GradScaler, optimizer: Any) -> bool:
     """Return whether the gradients accumulated so far are finite. Syncs.
 
     For a window of micro-batches: after an overflow the rest of the window need not be
-    computed. Reads the gradients once and writes nothing; call `step` and `update` at
-    the end of the window all the same. Right with `no_sync` of DDP if the scaler was
-    given the wrapped model: all ranks get the same answer.
+    computed. Reads the gradients once and writes nothing; `step` and `update` are still
+    required at the end of the window. Under DDP's `no_sync`, all ranks get the same
+    result if the scaler has the wrapped model.
 
     >>> import torch
     >>> from gradscale.torch import GradScaler
@@ -30,7 +30,7 @@ def grads_finite(scaler: GradScaler, optimizer: Any) -> bool:
 
     Args:
         scaler: Its scale has multiplied the losses.
-        optimizer: Whose gradients are read.
+        optimizer: Its gradients are read.
     """
     if not scaler.is_enabled():
         return True

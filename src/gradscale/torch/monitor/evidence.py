@@ -20,20 +20,20 @@ from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.underflow.sample import UnderflowSample
 
 _LARGEST_F32 = torch.finfo(torch.float32).max
-# How far an adaptive optimizer moves a weight in a step, at most, in learning rates.
+# The largest move of a weight in a step of an adaptive optimizer, in learning rates.
 ADAPTIVE_REACH = 10.0
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class StepEvidence(NamedTuple):
-    """All that is known of a step when it is judged.
+    """The evidence on a step when it is judged.
 
     Attributes:
         record: The step's record.
         culprits: Names of the gradients or weights that were not finite.
         peaks: The largest scaled magnitude of each gradient; empty unless recorded.
         tensors: Number of gradients that were read; 0 for a healthy step.
-        weights: The look at weights and learning rates; empty if there was none.
+        weights: Facts on weights and learning rates; empty if not checked.
     """
 
     record: StepRecord
@@ -80,11 +80,11 @@ class EvidenceCollector:
         *,
         suspect: bool,
     ) -> "PendingEvidence":
-        """Start the checks that a step calls for. No host sync.
+        """Start the checks that a step requires. No host sync.
 
         Args:
             record: The step's record.
-            steps: What each optimizer did; empty if the host did not take part.
+            steps: The step of each optimizer; empty if the host did not take part.
             sample: The underflow sample of the step.
             suspect: Earlier steps in a row were skipped without a normal explanation.
         """
@@ -134,7 +134,7 @@ class EvidenceCollector:
     def _look(
         self, weights: "WeightCheck", steps: Sequence[OptimizerStep], step: int
     ) -> dict[str, Any]:
-        """Return what the judge needs to know of weights and learning rates."""
+        """Return the facts on weights and learning rates for the judge."""
         if not _optimizers_of(steps):
             return {}
         groups = [
@@ -176,7 +176,7 @@ class PendingEvidence(NamedTuple):
 
     Attributes:
         record: The step's record, as far as it is known.
-        steps: What each optimizer did; empty if the host did not take part.
+        steps: The step of each optimizer; empty if the host did not take part.
         sample: The underflow sample of the step, if it was sampled.
         culprits: None if all gradients were finite.
         weights: None if the weights were not checked.
@@ -203,7 +203,7 @@ class CulpritCopy:
     Making it costs no host sync; reading it may wait.
 
     Args:
-        steps: What each optimizer did, as the update left it.
+        steps: The step of each optimizer, after the update.
 
     Attributes:
         in_flight: The copies may not have arrived yet; the same on every rank.
@@ -260,7 +260,7 @@ class WeightCheck:
     ['b']
 
     Args:
-        weights: With their names; of this rank. Tensors that are no floats are ignored.
+        weights: The weights of this rank, by name. Non-floating tensors are ignored.
         buffers: Buffers with their names, likewise.
     """
 

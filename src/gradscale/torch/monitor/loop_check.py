@@ -27,12 +27,12 @@ from gradscale.torch.step.foreign_grads import ForeignGrads, has_other_hooks
 from gradscale.torch.step.iteration import Iteration
 from gradscale.torch.step.optimizer_step import OptimizerStep
 
-# The updates before those that are sampled: the first ones but one, some that a window
-# of micro-batches does not fit between, then every EVERY-th.
+# Each update that follows one of these is sampled: early ones, then two at a distance
+# that is no usual window of micro-batches. Later every EVERY-th is sampled.
 FIRST = frozenset((*range(1, 8), 20, 33))
 EVERY = 64
-# Model and optimizers are compared after the fourth update, and in later samples: of
-# every 64th, in powers of two and multiples of 512. It takes 1.1 ms for 148 parameters.
+# Model and optimizers are compared after update SETUP and in later samples; from EVERY
+# on, only at powers of two and multiples of COMPARE. Takes 1.1 ms for 148 parameters.
 SETUP = 4
 COMPARE = 512
 # Losses whose dtypes are searched for float16.
@@ -41,14 +41,14 @@ DTYPES = 8
 PARAMS = 8
 # Scaled losses that are watched before an update.
 MOST_LOSSES = 64
-# Norms from which on their spread means something.
+# The number of norms from which their spread is meaningful.
 ENOUGH = 3
-# Operations between a cast and the parameters of its layer.
+# The maximum distance in operations from a cast to the parameters of its layer.
 NEAR = 3
-# Names of parameters that are recorded.
+# The maximum number of parameter names that are recorded.
 MOST_NAMES = 20
 _HALF = (torch.float16, torch.bfloat16)
-# Float16 parameters have f32 masters there.
+# The modes in which float16 parameters have f32 masters.
 _WITH_MASTERS = (StepMode.OWN, StepMode.MASTERS)
 
 
@@ -79,7 +79,7 @@ class LoopCheck:
     """Compares gradients at the points of a training step at which they may change.
 
     Reads no gradient of an optimizer that another thread steps: a backward pass there
-    frees and replaces gradients without the GIL, and a read meanwhile crashes.
+    frees and replaces gradients without the GIL, and a concurrent read crashes.
 
     Args:
         observe: Called with a step and data for the judge.
@@ -87,9 +87,9 @@ class LoopCheck:
         optimizers: Also watch the steps of optimizers that the scaler does not step.
 
     Attributes:
-        due: The present update is sampled.
+        due: The current update is sampled.
         stepping: The scaler is stepping an optimizer.
-        foreign: Knows the gradients that are not of scaled losses alone.
+        foreign: Detects gradients accumulated from an unscaled loss.
     """
 
     def __init__(
@@ -128,25 +128,25 @@ class LoopCheck:
         self._compared: set[int] = set()
         # Parameters whose gradients were not cleared before some sampled update.
         self._left: set[int] = set()
-        # Their names in this update, the gradients compared in it, and the names in the
-        # last one in which some were cleared and others not.
+        # In this update, their names and the number of gradients compared; their names
+        # in the last update in which only some gradients were cleared.
         self._left_names: list[str] = []
         self._gradients = 0
         self._uncleared_names: list[str] = []
-        # Gradients of the sampled update before.
+        # Gradients of the previous sampled update.
         self._looked: dict[int, _Mark] = {}
         # The norm at the end of the last scaled backward, by optimizer.
         self._raw: dict[int, Tensor] = {}
-        # With the look at which each was started.
+        # Each with the number of the sample that started it.
         self._sizes: list[tuple[int, AsyncTensor]] = []
         self._norms: list[float] = []
         self._peaks: list[float] = []
         self._shrunk = 0.0
-        # The next scaled loss is searched for casts; the parameters behind each, and
-        # whether its gradient was not 0 before and after.
+        # Search the next scaled loss for casts; for each cast its parameters, and the
+        # counts of non-zero elements in its gradient before and after.
         self._search_casts = False
         self._casts: list[tuple[list[Tensor], AsyncTensor]] = []
-        # Parameters with a gradient when model and optimizers were last compared.
+        # The number of parameters with a gradient in the last comparison.
         self._live = -1
         self._dtypes: list[str | None] = []
         self._watches_optimizers = optimizers
@@ -154,7 +154,7 @@ class LoopCheck:
             step_hook.add(self)
 
     def close(self) -> None:
-        """Stop to watch."""
+        """Stop watching."""
         self.due = False
         self.foreign.close()
         if self._watches_optimizers:
@@ -166,7 +166,7 @@ class LoopCheck:
 
     def _params_of_thread(self) -> list[Tensor]:
         """Return the parameters of all optimizers that the scaler's thread steps."""
-        # Not items(): other threads add optimizers meanwhile.
+        # Not items(): other threads add optimizers concurrently.
         optimizers = [ref() for ref in self._optimizers.keyrefs()]
         return [
             param
@@ -202,7 +202,7 @@ class LoopCheck:
 
         def before(_: tuple[Tensor | None, ...]) -> None:
             if self._unused and not any(mark.is_there() for mark in self._unused):
-                # Of a micro-batch that no step has used.
+                # The gradients of a micro-batch, cleared before a step used them.
                 self._cleared = True
             self._backwards += 1
             self.foreign.in_scaled_backward = True
@@ -213,7 +213,7 @@ class LoopCheck:
 
         def after(before: dict[int, _Mark]) -> None:
             self.foreign.in_scaled_backward = False
-            # Also those of optimizers that the scaler does not step.
+            # Includes optimizers that the scaler does not step.
             others = self._params_of_thread()
             if iteration.first:
                 leaves = (ref() for ref in iteration.leaves.values())
@@ -272,7 +272,7 @@ class LoopCheck:
             self._written(step)
 
     def _written(self, step: OptimizerStep) -> None:
-        """Note that gradients were written to after backward, and their sizes."""
+        """Count a write to gradients after backward, and copy their sizes."""
         self._counts["written"] += 1
         sizes = _sizes_of(step)
         if sizes is not None:
@@ -281,7 +281,7 @@ class LoopCheck:
             self._sizes.append((self._counts["looks"], both))
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Count a step that was not requested from the scaler. In any thread."""
+        """Count a step that was not requested from the scaler. Called in any thread."""
         thread = self._optimizers[optimizer] = threading.get_ident()
         if thread != self._thread or self.stepping or not self.due:
             return
@@ -291,7 +291,7 @@ class LoopCheck:
             self._counts["unguarded_steps"] += stage is OptState.UNSCALED
             return
         known = [p for p in _params_of(optimizer) if id(p) in self._after_backward]
-        # As the backward pass of the scaled loss has left them.
+        # The gradients are those of the scaled backward pass, unchanged.
         if known and self._after_backward[id(known[0])].holds(known[0].grad):
             self._counts["direct_steps"] += 1
 
@@ -312,7 +312,7 @@ class LoopCheck:
         Args:
             update: Its number, counted from 1.
             scale: The scale, as last known on the host.
-            steps: What each optimizer has done.
+            steps: The step of each optimizer.
         """
         params = [p for step in steps.values() for p in _some_of(step)]
         # Nothing is known of the gradients before the first update.
@@ -334,7 +334,7 @@ class LoopCheck:
         self._raw = {}
         self.foreign.close()
         if update in FIRST:
-            # Not in every 64th: 85 us for 8 parameters.
+            # Not in later samples: it takes 85 us for 8 parameters.
             self.foreign.watch(params)
         if self.due:
             self._after_step = _marks(params)
@@ -360,7 +360,7 @@ class LoopCheck:
         self._report(update, scale)
 
     def _report(self, update: int, scale: float) -> None:
-        """Report the counts, if any of them tells of a fault."""
+        """Report the counts if any of them indicates a fault."""
         counts = self._counts
         data: dict[str, Any] = {"observed": "loop", **counts, "scale": scale}
         if 0 < len(self._left_names) < self._gradients:
@@ -412,7 +412,7 @@ class LoopCheck:
             self._observe(update, data)
 
     def _check_missing(self, update: int, steps: Mapping[int, OptimizerStep]) -> None:
-        """Look for parameters of the model with a gradient and no optimizer."""
+        """Report parameters of the model that have a gradient but no optimizer."""
         params = [
             p for s in steps.values() if s.owner() is not None for p in s.params()
         ]
@@ -441,12 +441,12 @@ class LoopCheck:
         return update < EVERY or update % COMPARE == 0 or update & (update - 1) == 0
 
     def _is_renewed(self, param: Tensor) -> bool:
-        """Whether a gradient is not that of the sampled update before."""
+        """Whether a gradient was replaced since the previous sampled update."""
         mark = self._looked.get(id(param))
         return mark is not None and mark.grad() is not param.grad
 
     def _is_left(self, param: Tensor) -> bool:
-        """Whether backward has only added to the gradient of the step before."""
+        """Whether backward only accumulated into the gradient of the previous step."""
         mark, added = self._after_step.get(id(param)), self._added.get(id(param), 0)
         grad = param.grad
         if mark is None or grad is None or mark.grad() is not grad:
@@ -465,7 +465,7 @@ def half_dtype(loss: Tensor) -> str | None:
     dtypes = set()
     for node in nodes:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
-            # A function of the user, a compiled graph, a checkpoint: not to be seen.
+            # A custom function, compiled graph or checkpoint: its dtypes are unknown.
             return None
         dtypes |= {meta.dtype for meta in node._input_metadata}
     for dtype in _HALF:
@@ -519,7 +519,7 @@ def _sizes_of(step: OptimizerStep) -> tuple[Tensor, Tensor] | None:
     plain = [
         grad
         for grad in grads
-        # An empty one has no peak.
+        # An empty gradient has no peak.
         if type(grad) is Tensor and grad.layout is torch.strided and grad.numel()
     ]
     if not plain or len({grad.device for grad in plain}) != 1:
@@ -536,7 +536,7 @@ def _some_of(step: OptimizerStep) -> list[Tensor]:
     if len(params) > PARAMS:
         last = len(params) - 1
         params = [params[last * i // (PARAMS - 1)] for i in range(PARAMS)]
-    # What is no tensor is refused when the gradients are read.
+    # Non-tensors are refused when the gradients are read.
     return [param for param in params if isinstance(param, Tensor)]
 
 
@@ -553,7 +553,7 @@ def _marks(params: Iterable[Tensor]) -> dict[int, _Mark]:
     return {
         id(param): _Mark(weakref.ref(param.grad), param.grad._version)
         for param in params
-        # Those of inference mode have no version.
+        # Inference tensors have no version.
         if param.grad is not None and not param.grad.is_inference()
     }
 

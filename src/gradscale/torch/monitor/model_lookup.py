@@ -125,7 +125,7 @@ class ModelGroup(nn.Module):
 def variable_name(value: object) -> str:
     """Return the name of a variable of a calling function; empty without one.
 
-    Attributes of its `self` are looked at too.
+    Attributes of its `self` are searched too.
 
     >>> layer = nn.Linear(1, 1)
     >>> variable_name(layer)
@@ -150,7 +150,7 @@ def variable_name(value: object) -> str:
 def find_model(params: Sequence[Tensor]) -> nn.Module | None:
     """Return the outermost module that owns the parameters, without its wrappers.
 
-    Of several modules that own equally many of them, the one with the fewest others.
+    Of several modules that own equally many, return the one with the fewest others.
     Searches all objects that the garbage collector tracks.
 
     >>> import torch
@@ -181,7 +181,7 @@ def _search(wanted: set[int]) -> list[nn.Module]:
     owned = [(_parameter_ids(module), module) for module in outermost]
     found = []
     while wanted:
-        # The first of those that own equally many, with the fewest others.
+        # Among modules that own equally many, the first with the fewest others.
         own, best = max(
             owned,
             key=lambda each: (len(wanted & each[0]), -len(each[0])),

@@ -30,22 +30,22 @@ from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.underflow.meter import Meter
 from gradscale.torch.underflow.sample import UnderflowSample
 
-# The distance of the steps that are sampled for sinks alone.
+# The sampling interval, in steps, if there are only sinks.
 SAMPLE_EVERY = 100
-# Losses before an update, in usual windows, from which on no step uses them.
+# The multiple of the usual losses per update from which the excess counts as unused.
 SCALED_IN_VAIN = 8
-# Bad steps in a row, not explained by a scale that is being found, before the module
-# hooks are enabled.
+# Consecutive bad steps, not explained by the calibration of the scale, before the
+# module hooks are enabled.
 HOOKED_AFTER = 3
-# And before one is no ordinary overflow any more.
+# Consecutive bad steps before the next one is no longer an ordinary overflow.
 SUSPECT = HOOKED_AFTER - 1
-# The scale at which gradients that never were finite are no longer explained by it.
+# The largest scale that no longer explains gradients that were never finite.
 UNEXPLAINED_SCALE = 1.0
-# Finite steps over which the hooks wait for the next failure that the scale does not
-# explain, such as a bad batch of every epoch, and how often they do in a run.
+# Finite steps for which the hooks stay enabled until the next failure that the scale
+# does not explain, such as a bad batch in every epoch; and how often per run.
 PATIENCE = 100
 PATIENT_LOOKS = 4
-# Steps that no module hook is needed for.
+# Verdicts that need no module hooks.
 _EXPLAINED = verdicts_where(lambda row: not row.module_hooks)
 
 
@@ -85,7 +85,7 @@ class Monitor:
         warn: messages.WarnOnce | None = None,
     ) -> None:
         self.module_hooks = ModuleHooks()
-        # Modules outlive a scaler: one that is gone must not leave hooks on them.
+        # Modules may outlive a scaler: a deleted scaler must not leave hooks on them.
         weakref.finalize(self, self.module_hooks.disable).atexit = False
         self._run = RecordedRun(
             recorder=recorder,
@@ -109,7 +109,7 @@ class Monitor:
         self.meter = Meter(every if self.recorded else None, kernels=kernels)
         weakref.finalize(self, self.meter.remove_hooks).atexit = False
         self._copies = RowCopies()
-        # By update: what each optimizer had done, and what the meter counted. Rows are
+        # By update: the step of each optimizer, and the sample of the meter. Rows are
         # at most LAG + PERIOD updates old when they are judged.
         self._steps: deque[Mapping[int, OptimizerStep]] = deque(maxlen=LAG + PERIOD)
         self._samples: dict[int, UnderflowSample] = {}
@@ -126,7 +126,7 @@ class Monitor:
         self._observed = 0
         self._end: weakref.finalize[..., Any] | None = None
         self._locations = LocationReport(self._run)
-        # Losses scaled since the last update, and before the others.
+        # Losses scaled since the last update, and before each earlier one.
         self.scaled_losses = 0
         self._windows: Counter[int] = Counter()
         self._last_weights: Mapping[str, Any] = {}
@@ -146,13 +146,13 @@ class Monitor:
         Args:
             scaler: Its policy bounds the scale, its state goes into a bundle.
             state: After the update.
-            steps: What each optimizer has done. Not to be changed afterwards.
+            steps: The step of each optimizer. Must not change afterwards.
 
         Raises:
             ScaleCollapsed: The scale stays at its floor.
             HopelessRun: No scale can help, and `guard` is "raise".
         """
-        # With the first update: a run of a few steps is recorded too.
+        # At the first update, so that a run of a few steps is recorded too.
         self.begin(scaler, state)
         recorder = self._run.recorder
         if recorder is not None:
@@ -190,7 +190,7 @@ class Monitor:
             raise error
 
     def report_late_backward(self) -> None:
-        """Let the judge know of a backward pass onto unscaled gradients."""
+        """Report a backward pass that has added to unscaled gradients."""
         self.loop.late_backward(self._copies.updates + 1, self._last_scale)
 
     def keep_weights(self, step: OptimizerStep) -> None:
@@ -198,13 +198,13 @@ class Monitor:
         self._evidence.keep_weights(step)
 
     def drop(self, key: int, param_groups: list[dict[str, Any]]) -> None:
-        """Let go of the parameters of an optimizer that was deleted."""
+        """Release the parameters of a deleted optimizer."""
         for steps in self._steps:
             if key in steps:
                 steps[key].name_params(param_groups)
 
     def _report_location(self, state: DeviceState) -> None:
-        """Report what the module hooks have located in this update. Syncs."""
+        """Report the location that the module hooks found in this update. Syncs."""
         if self._hooks_failed():
             return
         total = state.total
@@ -219,7 +219,7 @@ class Monitor:
             self._locations.report(location, self._observed)
 
     def _hooks_failed(self) -> bool:
-        """Report a failure of the module hooks and disable them; return if there is."""
+        """Report and disable failed module hooks; return whether they have failed."""
         failure = self.module_hooks.failure
         if failure is not None:
             self._report_failure("module hooks", failure)
@@ -237,12 +237,12 @@ class Monitor:
     def _guard_scale(
         self, rows: Sequence[HostRow], scaler: Any
     ) -> ScaleCollapsed | None:
-        """Warn as the facts of the rows demand; return the error of a collapse."""
+        """Issue the warnings that rows require; return the error of a collapse."""
         policy = scaler.policy
         fixed = policy.min_scale == policy.max_scale
         for record, refused, _ in rows:
             if record.floor_steps >= COLLAPSED_AFTER and self.raises_at_floor:
-                # For the names that the findings have.
+                # Judged first: the error needs the finding and its names.
                 self._judge_waiting(scaler.state_dict)
                 finding, self._run.raised_text = self._run.raised_text, ""
                 return messages.collapsed(record, policy, self._culprits, finding)
@@ -253,11 +253,11 @@ class Monitor:
         return None
 
     def begin(self, owner: Any, state: DeviceState) -> None:
-        """Make the run file, if there is to be one; once.
+        """Create the run file in the first call, if one was requested.
 
         Args:
-            owner: With it all is closed, if the process does not end before.
-            state: Rows that are not judged at the end come from it.
+            owner: Its deletion closes the run file, unless the process ends before.
+            state: The source of the rows that are not judged before the end.
         """
         if self._begun or not self.recorded:
             return
@@ -274,7 +274,7 @@ class Monitor:
         self._end.atexit = False
 
     def flush(self, state: DeviceState | None) -> None:
-        """Judge all rows now, and forget what was sampled. Stops nothing. Syncs."""
+        """Judge all rows without stopping the run, and drop the samples. Syncs."""
         if state is not None:
             self._samples.update((s.step, s) for s in self.meter.finish())
             self._judge_rows(self._copies.drain(state), None)
@@ -287,7 +287,7 @@ class Monitor:
             self._run.observe(step, data)
 
     def _unused_losses(self) -> int:
-        """Return the losses beyond the usual window, in windows far longer than it."""
+        """Return the excess of losses in windows far longer than the usual one."""
         [(usual, _)] = self._windows.most_common(1) or [(1, 0)]
         windows = [*self._windows.items(), (self.scaled_losses, 1)]
         long = SCALED_IN_VAIN * max(1, usual)
@@ -299,10 +299,10 @@ class Monitor:
         return self._run.write_bundle(parent, state, save)
 
     def close(self, state: DeviceState | None) -> None:
-        """Judge the rows that are left, and close the run file. Syncs.
+        """Judge the remaining rows and close the run file. Syncs.
 
         Args:
-            state: Where the rows come from; None before the first loss.
+            state: The source of the rows; None before the first loss.
         """
         if self._end is not None:
             self._end()
@@ -321,8 +321,8 @@ class Monitor:
         """Judge rows in order, each once its evidence has arrived.
 
         Args:
-            rows: Those that are due.
-            state_dict: Returns the scaler's state, for a bundle; None to stop nothing.
+            rows: The rows that are due.
+            state_dict: Returns the scaler's state, for a bundle; None not to stop.
         """
         now = self._copies.updates
         if rows:
@@ -354,7 +354,7 @@ class Monitor:
             self._judge_case(self._waiting.popleft()[1], state_dict)
 
     def _steps_of(self, row: HostRow) -> list[OptimizerStep]:
-        """Return what each optimizer had done; nothing for a replayed step."""
+        """Return the step of each optimizer; none for a replayed step."""
         if row.update is None:
             return []
         place = len(self._steps) - 1 - (self._copies.updates - row.update)
@@ -423,9 +423,9 @@ def _drain(monitor: Monitor, state: DeviceState, pid: int) -> None:
     """Judge all rows that were not judged. Syncs.
 
     Args:
-        monitor: Not its owner, which would be kept alive.
-        state: Where the rows come from.
-        pid: The process that may; one forked from it leaves it to its parent.
+        monitor: The monitor; a reference to its owner would keep the owner alive.
+        state: The source of the rows.
+        pid: The process that judges; a process forked from it does nothing.
     """
     if os.getpid() == pid:
         monitor.module_hooks.disable()

@@ -1,4 +1,4 @@
-"""This process as PyTorch knows it, and the recorder that asks for it."""
+"""The rank of this process in PyTorch, and the recorder that uses it."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from gradscale.recording.process import Process, process_from_environment
 
 
 def process_here() -> Process:
-    """Return torch's own rank and world size, else what a launcher has set."""
+    """Return rank and world size of torch.distributed, else those of a launcher."""
     worker = get_worker_info() is not None
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
@@ -19,7 +19,7 @@ def process_here() -> Process:
 
 
 class Recorder(recorder.Recorder):
-    """Writes a run file; asks PyTorch for the rank and for data-loader workers.
+    """Writes a run file; PyTorch gives the rank and identifies data-loader workers.
 
     `GradScaler(record=Recorder("run.gs", sample_every=10))` samples more often than
     `record="run.gs"`. See `gradscale.recording.recorder.Recorder` for all options.

@@ -1,4 +1,4 @@
-"""One hook of torch before the steps of all optimizers, for all recorded scalers."""
+"""One torch hook before the steps of all optimizers, shared by all recorded scalers."""
 
 import threading
 import weakref
@@ -10,21 +10,21 @@ from torch.utils.hooks import RemovableHandle
 
 
 class StepCheck(Protocol):
-    """Is called before each step."""
+    """A check that runs before each step."""
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Look at an optimizer, in the thread that steps it."""
+        """Inspect an optimizer, in the thread that steps it."""
 
 
 class StepHook:
     """Calls checks before each step of any optimizer of the process.
 
-    Torch has one hook for all of them: one that is added or removed during a step in
-    another thread makes that step raise `OrderedDict mutated during iteration`.
+    All checks share one torch hook: adding or removing a hook during a step in another
+    thread makes that step raise `OrderedDict mutated during iteration`.
     """
 
     def __init__(self) -> None:
-        # Reentrant: a check may be deleted at any point, here too.
+        # Reentrant: a check may be deleted at any point, including here.
         self._lock = threading.RLock()
         self._checks: dict[int, weakref.ref[StepCheck]] = {}
         self._handle: RemovableHandle | None = None
@@ -39,7 +39,7 @@ class StepHook:
                 self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def remove(self, check: StepCheck) -> None:
-        """Stop to call a check."""
+        """Stop calling a check."""
         self._remove(id(check))
 
     def _remove(self, key: int) -> None:
@@ -51,7 +51,7 @@ class StepHook:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
-            # Dynamo traces hooks too, and knows no threads.
+            # Dynamo traces hooks too, and does not support threads.
             return
         for ref in list(self._checks.values()):
             check = ref()

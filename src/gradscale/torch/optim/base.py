@@ -26,8 +26,8 @@ class FusedOptimizer(torch.optim.Optimizer):
 
     A scaler sets `grad_scale` and `found_inf` on it for the duration of a step, as on
     torch's fused optimizers; both stay on the device. It may also set `grad_snapshot`,
-    the gradients that it has just collected, all of one kind: they are then not looked
-    at again, unless a hook ran before the step.
+    the gradients that it has just collected, all of one kind: they are then not
+    collected again, unless a hook ran before the step.
 
     Attributes:
         write_back: Write the unscaled gradients into `.grad`.
@@ -59,7 +59,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def first_count(self, state: dict[str, Any]) -> float:
-        """Return the number of steps behind a parameter's state without a count."""
+        """Return the step count for a parameter's state that has none."""
         return 0.0
 
     def lists(self, batch: Batch, grads: Sequence[Tensor]) -> AdamLists | MomentumLists:
@@ -111,7 +111,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         return step
 
     def _lent_snapshot(self) -> GradSnapshot | None:
-        """Return the gradients collected by a scaler, unless a hook may differ."""
+        """Return the gradients collected by a scaler, unless a hook may change them."""
         hooks = self._optimizer_step_pre_hooks or _global_optimizer_pre_hooks
         return None if hooks else self.__dict__.get("grad_snapshot")
 
@@ -151,7 +151,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         if "state" in state:
             adopt_loaded(state["state"])
         super().__setstate__(state)
-        # Pickled before there was such an option.
+        # A pickle from before this option.
         self.__dict__.setdefault("check_data", False)
         self._batches = Batches()
 

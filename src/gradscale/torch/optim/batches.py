@@ -99,7 +99,7 @@ class Batch:
         """Return the gradients of this batch; None if one has another kind.
 
         Args:
-            grads: Those of the whole group.
+            grads: The gradients of the whole group.
         """
         if self._chosen is not None:
             grads = list(compress(grads, self._chosen))
@@ -114,11 +114,11 @@ class Batch:
     def update_masters_(
         self, layout: Layout | None, optimizer: Any, check_data: bool
     ) -> None:
-        """Copy parameters that were written elsewhere into their masters. No host sync.
+        """Copy externally written parameters into their masters. No host sync.
 
         Args:
-            layout: That of the step, whose first row has the addresses; None if the
-                step has none.
+            layout: The layout of the step, with the addresses in its first row; None
+                if the step has none.
             optimizer: Names the parameters.
             check_data: Compare all parameters: a write through `.data` is kept too.
         """
@@ -173,8 +173,8 @@ class Batches:
     """All batches of an optimizer, kept from step to step.
 
     Parameters, state and gradients may be replaced between two steps. Each step
-    compares them by identity in passes over whole lists, and makes the batches of a
-    group again where they differ. A replaced `.data` shows in the layout of the lists.
+    compares them by identity in passes over whole lists, and rebuilds the batches of a
+    group where they differ. A replaced `.data` changes the layout of the lists.
     """
 
     def __init__(self) -> None:
@@ -190,11 +190,11 @@ class Batches:
     ) -> list[BatchStep]:
         """Return the batches to step, with their gradients. No host sync.
 
-        Nothing but missing state is written, so an error leaves all unchanged.
+        Only missing state is written, so an error leaves all else unchanged.
 
         Args:
             optimizer: The optimizer of these batches.
-            snapshot: Its gradients, all of one kind; None to look at them.
+            snapshot: Its gradients, all of one kind; None to inspect `.grad`.
         """
         same_state = self._state is not None and tensor_list.same_state(
             optimizer.state, *self._state
@@ -216,7 +216,7 @@ class Batches:
                 part, grads = None, list(map(_GRAD, params))
                 found = None if held is None else _with_grads(held, grads)
             if found is None:
-                # Until the end: an error on the way must not leave old lists behind.
+                # None until the end: an error in between must not leave stale lists.
                 self._state = None
                 found = self._make(optimizer, index, group, grads, entries)
             for batch, own in found:
@@ -363,7 +363,7 @@ def _keys_and_values(state: Any) -> tuple[list[Any], list[Any]] | None:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Return whether a pass takes the tensor itself."""
+    """Return whether a pass uses the tensor itself."""
     if tensor.is_complex():
         return False
     # hasattr() for a missing attribute of a Tensor takes a microsecond.
@@ -371,7 +371,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return a real tensor of this process that shares the memory."""
+    """Return a real, local tensor that shares the memory."""
     if is_plain(tensor):
         return tensor
     to_local = getattr(tensor, "to_local", None)
@@ -419,7 +419,7 @@ def _check_sizes(optimizer: Any, step: BatchStep) -> None:
     """Refuse tensors with another number of elements than their parameter.
 
     Raises:
-        StateError: One of them has.
+        StateError: The numbers of elements differ.
     """
     batch = step.batch
     columns: dict[str, Sequence[Tensor]] = {"grad": step.lists.grads}

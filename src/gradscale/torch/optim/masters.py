@@ -1,4 +1,4 @@
-"""Keeps f32 masters in agreement with writes to the parameters that they stand for."""
+"""Keeps f32 masters consistent with writes to their parameters."""
 
 from collections.abc import Sequence
 from itertools import compress
@@ -61,8 +61,8 @@ class DataCheck:
         """Compare each parameter with its rounded master; report an earlier sample.
 
         Args:
-            masters: All announced writes to the parameters are in them.
-            names_from: What `names_of` needs.
+            masters: Already updated from the writes that autograd counted.
+            names_from: The sources of `names_of`.
         """
         if self._sample is not None:
             self._report(self._sample, masters.owners, names_from)
@@ -80,7 +80,7 @@ class DataCheck:
         self, sample: AsyncTensor, owners: list[Tensor], names_from: list[Any]
     ) -> None:
         flags = sample.values().tolist()
-        # Of another length: of parameters before a change.
+        # Another length: the parameters have changed since the sample.
         if self._reported or len(flags) != len(owners) or not any(flags):
             return
         self._reported = True
@@ -139,13 +139,13 @@ class Masters:
         *,
         check_data: bool,
     ) -> None:
-        """Copy parameters that were written elsewhere into their masters. No host sync.
+        """Copy externally written parameters into their masters. No host sync.
 
         An element that still equals its rounded master keeps the digits of the master.
 
         Args:
             addresses: Of `params`; None if they are not known.
-            names_from: What `names_of` needs to name a parameter in a report.
+            names_from: The sources of `names_of`, for reports.
             check_data: Compare all parameters, also those with an unchanged version.
         """
         versions = tensor_list.versions(self.owners)
@@ -165,7 +165,7 @@ class Masters:
             storages = (param.untyped_storage() for param in self.params)
             self._storages = list(map(StorageWeakRef, storages))
             self._storage_keys = keys
-        # Elsewhere reading the sample would wait for the device.
+        # On other devices, reading the sample would wait for the device.
         sampled = self.params[0].device.type in ("cpu", "cuda") and not check_data
         if sampled and self._check.begin_step():
             self._check.compare(self, names_from)

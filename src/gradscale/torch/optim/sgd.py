@@ -76,7 +76,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
         """Return the names of the entries in the state of each parameter."""
         if group["momentum"] == 0:
             return ()
-        # Without dampening, zeros make the first step what it is in torch.
+        # Without dampening, zeros make the first step equal to torch's.
         return (BUFFER,) if group["dampening"] == 0 else (STEP, BUFFER)
 
     def first_count(self, state: dict[str, Any]) -> float:
@@ -109,7 +109,7 @@ class SGD(FusedOptimizer, torch.optim.SGD):
     def state_dict(self) -> dict[str, Any]:
         """Return the state in torch's format. Syncs once if dampening is used.
 
-        The momentum is None before the first step that was taken.
+        The momentum is None before the first applied step.
         """
         # Called first: the user's hooks get the format of torch.
         handle = self.register_state_dict_post_hook(_as_in_torch, prepend=True)

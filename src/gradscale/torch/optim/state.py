@@ -79,7 +79,7 @@ def _is_missing(name: str, value: Any) -> bool:
     """Return whether an entry is the placeholder of one that was not saved.
 
     `torch.distributed.checkpoint` requests every entry that the optimizer has now from
-    a flat state dict, and fills {} in for those that it lacks.
+    a flat state dict, and fills in {} for missing ones.
     """
     known = name == STEP or name in _OF_PARAMETER_SHAPE
     return known and isinstance(value, dict) and not value

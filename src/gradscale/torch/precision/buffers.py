@@ -1,4 +1,4 @@
-"""Buffers of a model that a step which is not taken must not change."""
+"""Restores the buffers of a model after a skipped step."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ class BufferGuard:
     """Copies of a model's buffers, such as the running statistics of BatchNorm.
 
     Args:
-        model: Whose buffers they are.
+        model: The model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,7 +33,7 @@ class BufferGuard:
 
     @torch.no_grad()
     def end_update(self, skipped: Tensor) -> None:
-        """Write the copies back where the step was skipped, then copy anew.
+        """Restore the buffers if the step was skipped, then copy them again.
 
         No host sync.
 
@@ -50,7 +50,7 @@ class BufferGuard:
 
 
 def _differ(saved: Tensor, buffer: Tensor) -> bool:
-    """Return whether a buffer was exchanged for one of another kind."""
+    """Return whether a buffer was replaced by one of another shape, dtype or device."""
     return (saved.shape, saved.dtype, saved.device) != (
         buffer.shape,
         buffer.dtype,

@@ -1,4 +1,4 @@
-"""Casts: a module's weights, and what goes into and comes out of its forward pass."""
+"""Casts the weights of a module, and the inputs and outputs of its forward pass."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -127,7 +127,7 @@ def cast_model_(
 ) -> dict[Tensor, Tensor]:
     """Cast the floating parameters and buffers of a model, in place.
 
-    Modules that are kept become islands in f32, which return `dtype`.
+    Modules kept in f32 become islands, which return `dtype`.
 
     Args:
         model: The model.
@@ -135,7 +135,7 @@ def cast_model_(
         keep_fp32: Types of modules, and patterns for their names.
 
     Returns:
-        For each trainable parameter that was rounded, its value before.
+        The unrounded value of each trainable parameter that was rounded.
     """
     kept = dict(kept_modules(model, keep_fp32))
     inside = [part for module in kept.values() for part in module.modules()]

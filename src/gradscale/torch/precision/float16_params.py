@@ -1,4 +1,4 @@
-"""Float16 parameters that no optimizer keeps float32 masters of."""
+"""Detects float16 parameters that are trained without float32 masters."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,8 +22,8 @@ class Float16Check:
 
     Args:
         allowed: The user accepts them.
-        refuses_eps: Then refuse an `eps` that is 0 in float16.
-        as_error: Raise instead of a warning.
+        refuses_eps: If so, refuse an `eps` that is 0 in float16.
+        as_error: Raise instead of warning.
         warn: The warnings of the scaler.
     """
 
@@ -34,11 +34,11 @@ class Float16Check:
         self._as_error, self._warn = as_error, warn
 
     def check_model(self, model: torch.nn.Module, optimizers: Sequence[Any]) -> None:
-        """Report those of a model.
+        """Report the float16 parameters of a model that have no masters.
 
         Args:
-            model: Names them.
-            optimizers: Those that may hold them.
+            model: Has the parameters and their names.
+            optimizers: The optimizers that may hold them.
         """
         params = [
             param
@@ -50,7 +50,7 @@ class Float16Check:
                 self._report(optimizer, held, (model, optimizer))
 
     def check_step(self, step: OptimizerStep) -> None:
-        """Report those of an optimizer before its first step."""
+        """Report the parameters of an optimizer before its first step."""
         optimizer, sources = step.optimizer, step.name_sources
         params = without_masters(optimizer)
         if not params:
@@ -59,7 +59,7 @@ class Float16Check:
             if self._refuses_eps and step.mode is StepMode.FLAG:
                 check_eps(optimizer, params, sources)
         elif step.mode is not StepMode.FLAG and keeps_no_masters(optimizer):
-            # Those of other optimizers are refused when they are collected.
+            # Gradients of other optimizers are refused when they are collected.
             self._report(optimizer, params, sources)
 
     def _report(
@@ -106,7 +106,7 @@ def without_masters(optimizer: Any) -> list[Tensor]:
         param
         for group in optimizer.param_groups
         for param in group["params"]
-        # What is no tensor is refused when gradients are collected.
+        # Non-tensors are refused when gradients are collected.
         if isinstance(param, Tensor)
         and param.dtype is torch.float16
         and param.requires_grad
@@ -114,17 +114,17 @@ def without_masters(optimizer: Any) -> list[Tensor]:
 
 
 def keeps_no_masters(optimizer: Any) -> bool:
-    """Return whether it is a class of torch: others may have masters of their own."""
+    """Return whether the class is torch's: others may have masters of their own."""
     return type(optimizer).__module__.startswith("torch.optim.")
 
 
 def report(optimizer: Any, params: Sequence[Tensor], sources: Sequence[Any]) -> str:
-    """Return what to report of float16 parameters without masters, and the cure.
+    """Return the message on float16 parameters without masters, with the remedy.
 
     Args:
-        optimizer: Steps them.
+        optimizer: The optimizer that steps them.
         params: At least one.
-        sources: What `names_of` needs.
+        sources: The sources of `names_of`.
     """
     return (
         f"{_listed(optimizer, params, sources)}, and it has no float32 masters. "
@@ -138,11 +138,11 @@ def check_eps(optimizer: Any, params: Sequence[Tensor], sources: Sequence[Any]) 
 
     Args:
         optimizer: Steps float16 parameters in float16.
-        params: These.
-        sources: What `names_of` needs.
+        params: The float16 parameters.
+        sources: The sources of `names_of`.
 
     Raises:
-        ConfigError: It is.
+        ConfigError: `eps` is 0 in float16.
     """
     ids = set(map(id, params))
     for group in optimizer.param_groups:
@@ -162,7 +162,7 @@ def check_eps(optimizer: Any, params: Sequence[Tensor], sources: Sequence[Any]) 
 def optimizers_of(
     params: Sequence[Tensor], optimizers: Sequence[Any]
 ) -> list[tuple[Any, list[Tensor]]]:
-    """Return the optimizers that hold some of these without masters, and which.
+    """Return the optimizers without masters of some parameters, and those parameters.
 
     Args:
         params: The trainable float16 parameters of a model.

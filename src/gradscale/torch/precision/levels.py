@@ -1,4 +1,4 @@
-"""Precision levels: what is cast, what has masters, how the loss is scaled."""
+"""Precision levels: casts, master weights and the scale of the loss."""
 
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -34,7 +34,7 @@ class Level:
             patterns for their names.
         masters: The optimizers keep f32 masters of half-precision parameters.
         outputs: The dtype of the results of the forward pass; None to leave them.
-        policy: The scale.
+        policy: The policy of the scale.
     """
 
     cast_model: torch.dtype | None = None
@@ -85,10 +85,10 @@ def level_of(name: str, dtype: torch.dtype, changes: dict[str, Any]) -> Level:
 
 
 def cast_to_level_(model: torch.nn.Module, level: Level) -> dict[Tensor, Tensor]:
-    """Cast a model as a level says, in place.
+    """Cast a model to a level, in place.
 
     Returns:
-        For each trainable parameter that was rounded, its value before.
+        The unrounded value of each trainable parameter that was rounded.
     """
     if isinstance(model.__dict__.get("forward"), CastForward):
         raise ConfigError(
@@ -110,12 +110,12 @@ def cast_to_level_(model: torch.nn.Module, level: Level) -> dict[Tensor, Tensor]
 def optimizer_at_level(
     optimizer: torch.optim.Optimizer, level: Level, before: dict[Tensor, Tensor]
 ) -> torch.optim.Optimizer:
-    """Return an optimizer as a level says.
+    """Return the optimizer with the masters that a level requires.
 
     Args:
         optimizer: Made with the model's parameters.
         level: The level.
-        before: For each parameter that was rounded, its value before: the master.
+        before: The unrounded values of rounded parameters, which become masters.
     """
     if not level.masters:
         return optimizer

@@ -1,8 +1,8 @@
-"""A scale of its own for each of several losses.
+"""Separate scales for several losses.
 
-The gradients of every loss are brought to the scaler's scale and added up there, so
-that an optimizer sees one sum whatever the scales were. With factors that are powers of
-two, the sum in f32 is that of the unscaled gradients, bit for bit.
+The gradients of every loss are rescaled to the scaler's scale and added up there, so
+that an optimizer gets one sum, regardless of the scales. With factors that are powers
+of two, the sum in f32 is that of the unscaled gradients, bit for bit.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +41,7 @@ class LossScales:
         states: The policy's state of each loss by its id; tensors written in place.
         found: For each loss since the last update, f32[]: 1 if it gave a gradient that
             is not finite, else 0. The main loss too, if it has run with an id.
-        contexts: How many scalar losses were scaled with an id since the last update.
+        contexts: The number of scalar losses scaled with an id since the last update.
         in_block: The block of a loss is running.
     """
 
@@ -63,7 +63,7 @@ class LossScales:
         return self.states[id].scale
 
     def note(self, id: LossId, found: Tensor) -> None:
-        """Note the gradients of a loss."""
+        """Note whether a loss gave a gradient that is not finite."""
         before = self.found.get(id)
         self.found[id] = found if before is None else torch.maximum(before, found)
 
@@ -83,7 +83,7 @@ class LossScales:
                 None for one alone.
 
         Returns:
-            As `rule_skip`: what the rule of the scaler's own scale sees as the skip.
+            As `rule_skip`: the skip that the rule of the scaler's own scale observes.
         """
         self.update_(policy, group)
         rule_skip = self.rule_skip(skips, plain=plain)
@@ -141,20 +141,20 @@ class Stash(NamedTuple):
 
     Attributes:
         params: Parameters that the pass may give a gradient.
-        grads: Theirs, taken away from them.
+        grads: Their gradients before the pass.
     """
 
     params: list[Tensor]
     grads: list[Tensor | None]
 
     def put_back(self) -> None:
-        """Give the parameters their gradients back, in place of new ones."""
+        """Restore the gradients in place of new ones."""
         for param, grad in zip(self.params, self.grads, strict=True):
             param.grad = grad
 
     @torch.no_grad()
     def add_to_new(self) -> None:
-        """Add the gradients to the new ones of their parameters."""
+        """Add the stashed gradients to the new ones."""
         for param, before in zip(self.params, self.grads, strict=True):
             if before is None:
                 continue
@@ -168,7 +168,7 @@ class Stash(NamedTuple):
 
 
 def stash_grads(params: Iterable[Tensor]) -> Stash:
-    """Take the gradients of parameters away, so that a backward pass makes new ones."""
+    """Set gradients aside and clear them, so that a backward pass makes new ones."""
     unique = list({id(param): param for param in params}.values())
     stash = Stash(unique, [param.grad for param in unique])
     for param in unique:
@@ -178,12 +178,12 @@ def stash_grads(params: Iterable[Tensor]) -> Stash:
 
 @torch.no_grad()
 def merge_(stash: Stash, scale: Tensor, common: Tensor, names: Sequence[Any]) -> Tensor:
-    """Bring new gradients to the common scale, and add the stashed ones to them.
+    """Rescale new gradients to the common scale, and add the stashed ones to them.
 
     No host sync.
 
     Args:
-        stash: Of the parameters, whose gradients are those of one loss now.
+        stash: The stash of parameters that now have the gradients of one loss.
         scale: f32[], the scale of that loss.
         common: f32[], the scale of the stashed gradients and of the sum.
         names: Where the names of the parameters are looked up.

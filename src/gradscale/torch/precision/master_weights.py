@@ -94,7 +94,7 @@ class MasterWeights(torch.optim.Optimizer):
     def state(self) -> defaultdict[Tensor, Any]:  # type: ignore[override]  # torch: an attribute
         """The state of each of the model's parameters, `master` included.
 
-        Made anew by each access: entries that are added to it are lost.
+        Created by each access: entries that are added to it are lost.
         """
         merged: defaultdict[Tensor, Any] = defaultdict(dict)
         for param in self._params():
@@ -106,7 +106,7 @@ class MasterWeights(torch.optim.Optimizer):
         return merged
 
     def targets(self) -> list[Tensor]:
-        """Return the tensor that is stepped for each parameter: its master, or it."""
+        """Return the tensor stepped for each parameter: its master, or itself."""
         return [self._master_of.get(param, param) for param in self._params()]
 
     def set_master(self, param: Tensor, value: Tensor) -> None:
@@ -179,11 +179,11 @@ class MasterWeights(torch.optim.Optimizer):
     def unscale_to_masters(self, multiplier: Tensor | None = None) -> None:
         """Make the gradients of the masters from those of the model, unscaled.
 
-        The next step uses them as they are then, clipped for instance. A gradient of
+        The next step uses them with any later change, such as a clip. A gradient of
         an f32 parameter, which is its own master, is multiplied in place. No host sync.
 
         Args:
-            multiplier: f32[], what the gradients are multiplied by; None for 1.
+            multiplier: f32[], the factor of the gradients; None for 1.
         """
         with torch.no_grad():
             self._make_masters()
@@ -204,12 +204,12 @@ class MasterWeights(torch.optim.Optimizer):
         """Give each master its gradient, unscaled.
 
         Args:
-            scale: f32[], what the gradients are divided by; None to take them as they
-                are.
-            is_lent: A scaler makes the step.
+            scale: f32[], the divisor of the gradients; None for 1.
+            is_lent: The step was requested by a scaler.
 
         Returns:
-            Parameters without a master whose gradients were replaced, and these.
+            Parameters without a master whose gradients were replaced, and the
+            original gradients.
         """
         pairs = self._grads()
         halves = [(p, grad) for p, grad in pairs if p in self._master_of]
@@ -240,7 +240,7 @@ class MasterWeights(torch.optim.Optimizer):
         return replaced
 
     def _take_grads(self, replaced: list[tuple[Tensor, Tensor]]) -> None:
-        """Drop the gradients of the masters, and give replaced ones back."""
+        """Drop the gradients of the masters, and restore replaced ones."""
         for param, grad in replaced:
             param.grad = grad
         for master in self._master_of.values():
@@ -264,7 +264,7 @@ class MasterWeights(torch.optim.Optimizer):
         kept.note_own_write()
 
     def _update_masters(self) -> None:
-        """Keep what was written to the parameters since the last step."""
+        """Copy writes to the parameters since the last step into the masters."""
         kept, owners = self._kept, list(self._master_of)
         if not owners:
             return
@@ -285,7 +285,7 @@ class MasterWeights(torch.optim.Optimizer):
         kept.update_(None, [self], check_data=self.check_data)
 
     def _make_masters(self) -> None:
-        """Make the masters of parameters that are new, or newly trained."""
+        """Make the masters of parameters that were added or became trainable."""
         for param in self._params():
             trained = param.requires_grad or param.grad is not None
             if param in self._master_of or not trained or not needs_master(param):
@@ -369,8 +369,8 @@ class MasterWeights(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a result of `state_dict`, also of the inner optimizer alone.
 
-        A master that is missing is made from its parameter; one that no longer agrees
-        with it gives way to it in the next step. Nothing is changed if it is refused.
+        A missing master is made from its parameter; a master that no longer agrees with
+        its parameter is replaced in the next step. A refused state changes nothing.
         """
         loaded = state_dict
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -419,8 +419,8 @@ def master_weights(
     (tensor([1., 1.], dtype=torch.float16), tensor([0.9999, 0.9999]))
 
     Args:
-        optimizer: Any of torch's or of that kind, made with the model's parameters.
-            Those of `gradscale.torch.optim` have masters and are returned as they are.
+        optimizer: Any `torch.optim.Optimizer`, made with the model's parameters. Those
+            of `gradscale.torch.optim` have masters and are returned unchanged.
         check_data: Also keep writes through `.data`, at the cost of reading parameters
             and masters once more in each step. Without it such a write is overwritten;
             a sampled check reports it once.
@@ -441,7 +441,7 @@ def master_weights(
 
 
 def master_params(optimizer: Any) -> Iterator[Tensor]:
-    """Yield what the optimizer steps: the f32 master of each parameter, or itself.
+    """Yield the tensors that are stepped: the f32 master of each parameter, or itself.
 
     Between `scaler.unscale_(optimizer)` and the step, the masters have the unscaled
     gradients, for `torch.nn.utils.clip_grad_norm_`.

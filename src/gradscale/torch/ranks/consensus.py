@@ -24,7 +24,7 @@ from gradscale.torch.ranks.sharding import Sharding, sharding_of
 
 @dataclass
 class Known:
-    """What is known of one optimizer.
+    """The sharding and the clips of one optimizer.
 
     Attributes:
         params: All of its parameters.
@@ -78,7 +78,7 @@ class RankChannel:
         return replace(stats, norm_type=order, agreed=agreed)
 
     def agree_on_norm(self, norm: Tensor | None, order: float) -> Tensor:
-        """Return the norm of the whole, f64[], from that of this rank's part."""
+        """Return f64[], the norm over all ranks, from that of this rank's part."""
         return self._exchange([], norm, order).norm
 
     def clips(self, max_norm: float, norm_type: float) -> None:
@@ -88,7 +88,7 @@ class RankChannel:
             self._known.limit = max_norm, norm_type
 
     def refuse(self) -> None:
-        """Let the other ranks know that this one is about to raise an error."""
+        """Signal to the other ranks that this one is about to raise an error."""
         number = self._position().number()
         payload = payload_of([], None, self._state, self._scale, number, refuses=True)
         exchange(payload, self.group)
@@ -170,9 +170,9 @@ class Ranks:
         Args:
             key: The id of the optimizer.
             params: All parameters of the optimizer.
-            state: The scaler's.
-            scale: f32[], the scaler's.
-            settings: What must be the same on all ranks.
+            state: The device state of the scaler.
+            scale: f32[], the scale.
+            settings: The settings that must be equal on all ranks.
             index: As in `RankPosition.optimizer`.
         """
         known = self._known.get(key)
@@ -196,7 +196,7 @@ class Ranks:
     def _compare(
         self, state: DeviceState, scale: Tensor, position: RankPosition
     ) -> None:
-        """Compare the positions of replicas once: other settings are a desync."""
+        """Compare the positions of replicas once: unequal settings are a desync."""
         if can_touch_host():
             self._compared = True
             payload = payload_of([], None, state, scale, position.number())
@@ -230,12 +230,12 @@ class Ranks:
         return _listed([p for p, mesh in pairs if mesh and mesh.size() == ranks])
 
     def forget(self, key: int) -> None:
-        """Let go of an optimizer that is gone."""
+        """Release an optimizer that was deleted."""
         self._known.pop(key, None)
 
 
 def _listed(params: Sequence[Tensor]) -> str:
-    """Return the shapes as text that differs where they do, but is not long."""
+    """Return a short text that identifies the shapes."""
     shapes = [str(tuple(param.shape)) for param in params]
     if len(shapes) <= 4:
         return ", ".join(shapes)

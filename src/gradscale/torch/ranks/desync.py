@@ -16,10 +16,10 @@ class RankPosition(NamedTuple):
     """The position of a rank in an exchange; the same on all ranks unless desynced.
 
     Attributes:
-        settings: Those that every rank must have.
+        settings: The settings, equal on all ranks.
         optimizer: The index of the optimizer, in the order of their first use; -1 for
             bare parameters.
-        shapes: Of those parameters that all ranks must have; "" if there are none.
+        shapes: The shapes of parameters that all ranks have; "" if there are none.
         reading: The index of this read of its gradients since the last update.
         clips: The number of clips of this optimizer so far.
         limit: (max_norm, norm_type) of the last of them, if any.
@@ -43,8 +43,8 @@ class RankPosition(NamedTuple):
 class DesyncCheck:
     """Raises in the same call on all ranks if they are out of step.
 
-    On the CPU at once. Elsewhere the first time at once and then late, on flags that
-    have arrived: all ranks hold the same flags.
+    On the CPU it raises at once. On other devices only the first check does; later ones
+    use flags of earlier exchanges, which are the same on all ranks.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class DesyncCheck:
         Args:
             payloads: f64[ranks, FIELDS].
             astray: f32[], 1 if a rank is out of step or refuses its gradients.
-            position: Of this rank.
+            position: The position of this rank.
             group: The ranks.
 
         Raises:
@@ -78,7 +78,7 @@ class DesyncCheck:
 def _apart(
     payloads: list[list[float]], position: RankPosition, group: Any
 ) -> OrderError:
-    """Return the error that names the ranks; all of them call it."""
+    """Return the error that names the ranks. Every rank must call this."""
     whole = torch.distributed.group.WORLD if group is None else group
     ranks = torch.distributed.get_process_group_ranks(whole)
     refusing = [

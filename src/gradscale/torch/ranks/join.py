@@ -1,4 +1,4 @@
-"""Ranks that run out of data before the others."""
+"""Supports ranks that run out of data before the others."""
 
 from typing import Any
 
@@ -9,22 +9,22 @@ from gradscale.errors import ConfigError
 
 
 class ScalerJoinHook(JoinHook):
-    """Gives every rank the scale of the one that went on longest.
+    """Gives every rank the scale of the rank that trained longest.
 
-    A rank that has run out of data steps no more, and its scale stays behind. Once all
-    have, the model is that of the last one, and so must be the scale: ranks that scale
-    their losses differently would average gradients that do not belong together.
+    A rank without data takes no more steps, so its scale becomes outdated. In the end
+    the model is that of the last rank, and so must be the scale: ranks with different
+    scales would average gradients of different scales.
 
-    Until then replicas do not tell one another of their losses: those that have run out
-    of data would not answer.
+    Until then replicas do not exchange whether their losses were finite: ranks without
+    data would not take part.
 
     Args:
         scaler: The scaler of this rank.
         group: The ranks.
 
     Raises:
-        ConfigError: The ranks of this scaler tell one another in every step what they
-            have read, and one that has run out of data would not answer.
+        ConfigError: The ranks of this scaler exchange statistics in every step, in
+            which a rank without data would not take part.
     """
 
     def __init__(self, scaler: Any, group: Any) -> None:
@@ -42,13 +42,13 @@ class ScalerJoinHook(JoinHook):
         scaler._ranks.detached = True
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        """Take over the state of a rank that was among the last."""
+        """Load the state of one of the last ranks."""
         rank = torch.distributed.get_rank() if is_last_joiner else -1
         standing: list[int] = [rank] * torch.distributed.get_world_size(self._group)
         torch.distributed.all_gather_object(standing, rank, group=self._group)
         last = max(standing)
         state = [self._scaler.state_dict() if rank == last else None]
         torch.distributed.broadcast_object_list(state, src=last, group=self._group)
-        # On all of them: what is on its way to the host is dropped by all or by none.
+        # On all ranks: pending copies to the host are dropped by all or by none.
         self._scaler.load_state_dict(state[0])
         self._scaler._ranks.detached = False

@@ -31,11 +31,11 @@ def payload_of(
 
     Args:
         groups: As in `GradStats`.
-        norm: f32[] or f64[], of its part of the whole; None if it has none.
+        norm: f32[] or f64[], the norm of its part; None if it has none.
         state: The device state.
         scale: f32[], its scale.
         position: The number of its `RankPosition`.
-        refuses: It cannot use its gradients, and is about to raise.
+        refuses: This rank cannot use its gradients, and is about to raise.
     """
     zero, one = state.zero.double(), state.one.double()
     peaks = dict.fromkeys(DTYPES, zero)
@@ -89,7 +89,7 @@ def _all_gather() -> Any:
 
 
 def _carrier(device: str, group: Any) -> str:
-    """Return the type of device whose tensors the group sends, if possible `device`."""
+    """Return a device type whose tensors the group can send, if possible `device`."""
     whole: Any = torch.distributed.group.WORLD if group is None else group
     able = [kind.type for kind in whole._device_types]
     # Gradients may be on the host where the only backend is NCCL.

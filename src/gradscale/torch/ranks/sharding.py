@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gradscale.errors import ConfigError
 
-# How FSDP1 marks the parameters of which each rank holds a part.
+# The attribute of parameters that FSDP1 has sharded.
 _FLATTENED = "_fsdp_flattened"
 
 
@@ -19,8 +19,8 @@ class Sharding(NamedTuple):
     Attributes:
         group: The ranks that decide together.
         copies: By the id of a parameter, how many of these ranks hold the same
-            elements of its gradient. Of the parameters that are not in it, each rank
-            has elements of its own.
+            elements of its gradient. Other parameters have different elements on each
+            rank.
     """
 
     group: Any
@@ -30,18 +30,18 @@ class Sharding(NamedTuple):
 def sharding_of(params: Sequence[Any], given: Any = None) -> Sharding | None:
     """Return how the gradients of `params` are sharded; None if they are not.
 
-    DTensors tell their mesh, FSDP1 marks its parameters. Ordinary parameters are taken
-    for copies of one another where such ones are beside them, and else, in a group that
-    was given, for each rank's own. Without a group they are each rank's own matter: DDP
+    DTensors have a mesh, and FSDP1 marks its parameters. Ordinary parameters of an
+    optimizer that also has sharded ones are copies of one another. Otherwise each rank
+    of a given group has its own; without a group each rank decides alone, because DDP
     has reduced their gradients.
 
     Args:
         params: All parameters of an optimizer, with a gradient or without.
-        given: The group to decide in, whatever the parameters tell; or None.
+        given: The group to decide in, regardless of the parameters; or None.
 
     Raises:
-        ConfigError: The parameters tell no group that could be used, or this rank is
-            not in the one that was given.
+        ConfigError: The parameters determine no usable group, or this rank is not in
+            the given group.
     """
     if given is not None and torch.distributed.get_rank(given) < 0:
         raise ConfigError(
@@ -97,14 +97,14 @@ def replicas_of(model: Any) -> Any:
 
 
 def _is_whole(param: Any) -> bool:
-    """Return whether each rank has all of a parameter under FSDP1."""
-    # FSDP1 leaves some parameters alone, and cuts none with NO_SHARD.
+    """Return whether each rank has the whole parameter under FSDP1."""
+    # FSDP1 ignores some parameters, and shards none with NO_SHARD.
     size = getattr(param, "_unpadded_unsharded_size", None)
     return _FLATTENED not in param.__dict__ or param.shape == size
 
 
 def _has_mesh(param: Any) -> bool:
-    # Asking a Tensor for an attribute that it lacks takes a microsecond.
+    # hasattr() for a missing attribute of a Tensor takes a microsecond.
     ordinary = type(param) in (Tensor, torch.nn.Parameter)
     return not ordinary and hasattr(param, "device_mesh")
 
@@ -121,7 +121,7 @@ def _root_of(mesh: Any) -> Any:
 
 
 def _cut(param: Any) -> tuple[int, ...]:
-    """Return the axes of its mesh along which a DTensor is cut into parts."""
+    """Return the axes of its mesh along which a DTensor is sharded."""
     return tuple(
         axis
         for axis, placement in enumerate(param.placements)
@@ -130,7 +130,7 @@ def _cut(param: Any) -> tuple[int, ...]:
 
 
 def _alike(mesh: Any) -> list[list[int]]:
-    """Return the ranks of all meshes that part the same root as this one does.
+    """Return the ranks of all meshes that divide the root in the same way as this one.
 
     In a root of 2 x 3 ranks, a mesh of its second axis is {0, 1, 2} for half of the
     ranks and {3, 4, 5} for the others. Each is in the order of its own axes.
@@ -142,7 +142,7 @@ def _alike(mesh: Any) -> list[list[int]]:
     meshes: list[list[int]] = []
     known: set[int] = set()
     for first in range(len(ranks)):
-        # The first place that no mesh has is the first one of another.
+        # The first place in none of the meshes is the first place of another mesh.
         if first not in known:
             there = [first + offset for offset in offsets]
             known.update(there)
@@ -151,10 +151,10 @@ def _alike(mesh: Any) -> list[list[int]]:
 
 
 def _joined(meshes: Sequence[Sequence[int]]) -> set[int]:
-    """Return the ranks that this one is joined to, by a mesh or by a chain of them.
+    """Return the ranks that this one is connected to, by one mesh or through several.
 
-    An axis of the root that no mesh has, as that of pipeline stages, joins no ranks:
-    other positions on it hold other parameters.
+    An axis of the root that no mesh has, such as that of pipeline stages, connects no
+    ranks: other positions on it hold other parameters.
     """
     joined: set[int] = set()
     more = {torch.distributed.get_rank()}
@@ -170,11 +170,11 @@ def _holders(
     cut: Sequence[int],
     among: set[int],
 ) -> int:
-    """Return how many of some ranks hold the part that this one holds.
+    """Return how many of some ranks hold the same part as this one.
 
     Args:
         meshes: As `_alike` returns them.
-        shape: Of each.
+        shape: The shape of each mesh.
         cut: The axes along which the parts differ.
         among: The ranks to count.
     """

@@ -19,12 +19,12 @@ def lent(
 ) -> Iterator[None]:
     """Set `grad_scale` and `found_inf` on the optimizer for one step.
 
-    A `grad_scale` that the user had set is used up by the step, as in torch, and given
-    back if the step fails.
+    A `grad_scale` that the user had set is consumed by the step, as in torch, and
+    restored if the step fails.
 
     Args:
         optimizer: A fused optimizer.
-        grad_scale: f32[], what the gradients are divided by; None to leave them.
+        grad_scale: f32[], the divisor of the gradients; None to leave them.
         found_inf: f32[], 1 to skip the step, else 0. The kernels test for exactly 1.
         snapshot: Its gradients as they were just collected; None if it cannot use them.
     """
@@ -48,7 +48,7 @@ def lent(
 
 
 def prepare_momentum(optimizer: Any) -> bool:
-    """Give fused SGD its momentum buffers before the step that might be skipped.
+    """Allocate the momentum buffers of fused SGD before a step that may be skipped.
 
     Torch allocates them uninitialised in the first step and leaves them so when the
     kernel skips. Zeros make the first update of the kernel equal to torch's rule for

@@ -1,4 +1,4 @@
-"""Gradients that a backward pass must not simply add to."""
+"""Keeps a backward pass from adding up gradients of two scales."""
 
 from collections.abc import Callable
 
@@ -17,13 +17,13 @@ def watch_backward(
 ) -> None:
     """Keep gradients of two scales from being added up by a backward pass.
 
-    Gradients that wait since an update are brought to the scale of the loss. The
+    Pending gradients from before an update are rescaled to the scale of the loss. The
     parameters whose unscaled gradients the pass changes are reported; clipping, or a
     backward of another optimizer's loss, is not. Nothing is read from the device.
 
     Args:
         scaled: The scaled loss.
-        iteration: Knows the gradients that wait, or are unscaled, when it begins.
+        iteration: Has the pending and the unscaled gradients when the pass begins.
         scale: f32[], the scale of the last loss.
         report: Called at the end of the backward pass with the parameters, and why.
     """

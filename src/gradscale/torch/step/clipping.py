@@ -38,7 +38,7 @@ def clip_steps(
     Args:
         iteration: The steps since the last update.
         steps: Those to clip by their joint norm.
-        max_norm, norm_type: The largest norm to let through, and its order.
+        max_norm, norm_type: The maximum norm, and its order.
         scale_of: Returns f32[], the scale of a step's gradients.
         home: f32[], on the device of the result.
         allow_fp16: Accept f16 gradients with every optimizer.
@@ -66,7 +66,7 @@ def clip_steps(
             )
             made = step.decision
             if limit is not None and made is not None and step.clip is None:
-                # Read and decided in one go, the clip included.
+                # The kernel that read them has also decided on the clip.
                 return step.take_clip(made)
             factor = scale.reciprocal()
             if step.clip is not None:
@@ -108,8 +108,8 @@ def clip_bare_params(
     Args:
         iteration: The steps since the last update.
         params: The parameters.
-        max_norm, norm_type: The largest norm to let through, and its order.
-        scale: f32[], the present scale.
+        max_norm, norm_type: The maximum norm, and its order.
+        scale: f32[], the current scale.
         used_scale: f32[], the scale that multiplied the last loss.
         model: Names the parameters; None if unknown.
         channel: To the ranks that decide together; None for one alone.

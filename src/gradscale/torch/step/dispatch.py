@@ -1,4 +1,4 @@
-"""How an optimizer is stepped; decided here and nowhere else."""
+"""Decides how an optimizer is stepped."""
 
 import inspect
 from collections.abc import Callable
@@ -15,17 +15,17 @@ from gradscale.torch.kernels.torch_fused_adam import stands_in
 class StepMode(Enum):
     """How an optimizer gets the scale, and skips.
 
-    OWN: Unscales, clips and skips in its own pass and leaves the gradients as they
-        came. No host sync.
+    OWN: Unscales, clips and skips in its own pass and leaves the gradients unchanged.
+        No host sync.
     FUSED: The same by PyTorch's protocol; it writes the unscaled gradients. No host
         sync. For Adam and AdamW a kernel of gradscale replaces torch's where it can.
         gradscale's own optimizers with `write_back` are stepped so too.
     MASTERS: Unscales into the gradients of f32 masters, in its step or in `unscale_`,
-        skips, and leaves the model's gradients as they came. One flag read, unless
-        the optimizer that it wraps is fused.
-    OLDER: Takes the scaler itself as an argument, an older protocol.
-    FLAG: Takes neither: the gradients are unscaled before, and the host reads one
-        flag.
+        skips, and leaves the model's gradients unchanged. One flag read, unless the
+        optimizer that it wraps is fused.
+    OLDER: Takes the scaler itself as an argument of `step`, an older protocol.
+    FLAG: Takes neither scale nor scaler: the gradients are unscaled before, and the
+        host reads one flag.
     """
 
     OWN = "own"
@@ -40,7 +40,7 @@ class Path(NamedTuple):
 
     Attributes:
         way: "own", "fused", "masters", "older" or "flag".
-        kernels: "triton" or "plain": what reads the gradients and settles the step.
+        kernels: "triton" or "plain": what reads the gradients and decides the step.
         meaning: The same in words.
     """
 
@@ -109,7 +109,7 @@ def needs_closure(optimizer: Any) -> bool:
     try:
         parameters = inspect.signature(optimizer.step).parameters
     except (TypeError, ValueError):
-        # Not to be had of every callable.
+        # Not every callable has a signature.
         return False
     closure = parameters.get("closure")
     return closure is not None and closure.default is closure.empty

@@ -49,10 +49,10 @@ class OptimizerEntries:
         self._counts: Sequence[tuple[int, int]] = ()
 
     def start(self, device: torch.device, counts: Sequence[tuple[int, int]]) -> None:
-        """Open an account for every optimizer from here on.
+        """Open an account for every optimizer from now on.
 
         Args:
-            device: Where the accounts are.
+            device: The device of the accounts.
             counts: (applied, skipped) of each optimizer of a resumed run, in order.
         """
         self._device, self._counts = device, counts
@@ -72,7 +72,7 @@ class OptimizerEntries:
         # __slots__ cannot be watched; its entry stays.
         with suppress(TypeError):
             entry.optimizer = weakref.ref(optimizer)
-            # Its groups name its parameters once more when it is deleted.
+            # Its groups are needed to name its parameters when it is deleted.
             weakref.finalize(optimizer, self._drop, key, optimizer.param_groups)
         return entry
 

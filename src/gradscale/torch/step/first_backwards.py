@@ -1,9 +1,8 @@
-"""How the gradients of the first step came about.
+"""Checks the origin of the gradients of the first step.
 
-Wrong use of a scaler is systematic, so the first step shows it: a backward pass that
-began at no loss of the scaler leaves a sum of two scales, and a clip before `unscale_`
-takes a norm of scaled gradients. Hooks on the parameters notice both until the first
-update.
+Wrong use of a scaler is systematic, so the first step shows it: the backward pass of an
+unscaled loss leaves a sum of two scales, and a clip before `unscale_` uses the norm of
+scaled gradients. Hooks on the parameters detect both until the first update.
 """
 
 import math
@@ -17,11 +16,11 @@ from gradscale.torch.messages import Write
 from gradscale.torch.step.foreign_grads import ForeignGrads
 from gradscale.torch.step.optimizer_step import Mark, is_marked, mark_of
 
-# The least scale at which a norm of scaled gradients cannot be meant.
+# The smallest scale at which a clip of scaled gradients cannot be intended.
 LEAST_SCALE = 16.0
-# How close a norm comes to the limit of a clip, and a quotient to the scale.
+# Relative tolerance between a norm and a clip limit, or a quotient and the scale.
 CLOSE = 1e-5
-# Digits of a limit: 1.0, 0.25, 5.
+# Significant digits of a clip limit: 1.0, 0.25, 5.
 DIGITS = 2
 
 
@@ -43,11 +42,11 @@ class FirstBackwards(ForeignGrads):
     def __init__(self) -> None:
         super().__init__()
         self._made: dict[int, Made] = {}
-        # Parameters that the backward pass of now has reached.
+        # Parameters that the running backward pass has reached.
         self._reached: dict[int, Tensor] = {}
 
     def begin_scaled(self) -> None:
-        """Note that the backward pass which runs now is that of a scaled loss."""
+        """Mark the running backward pass as that of a scaled loss."""
         self.in_scaled_backward = True
         engine = torch.autograd.Variable._execution_engine
         engine.queue_callback(self._end_scaled)
@@ -70,7 +69,7 @@ class FirstBackwards(ForeignGrads):
 
     @torch.no_grad()
     def write_to(self, params: Iterable[Tensor], scale: float) -> Write | None:
-        """Return how other code has changed the gradients since; None if it has not.
+        """Return how other code has changed the gradients since backward, or None.
 
         Syncs if they were written to.
 
@@ -81,7 +80,7 @@ class FirstBackwards(ForeignGrads):
         grads, sizes, written = [], [], False
         for param in params:
             made = self._made.get(id(param))
-            # What is no tensor is refused when the gradients are read.
+            # Non-tensors are refused when the gradients are read.
             grad = param.grad if isinstance(param, Tensor) else None
             if grad is None or grad.numel() == 0:
                 continue
@@ -104,18 +103,18 @@ class FirstBackwards(ForeignGrads):
             return "unscaled"
         lower = norm_now < (1.0 - CLOSE) * norm
         limits = [norm_now, *([peak_now] if peak_now < peak else [])]
-        # One that is round once unscaled was meant for scaled gradients.
+        # A limit that is round once unscaled was intended for scaled gradients.
         clipped = any(_is_round(x) and not _is_round(x / scale) for x in limits)
         return "clipped" if lower and clipped else None
 
     def close(self) -> None:
-        """Remove the hooks and forget what they have seen."""
+        """Remove the hooks and their records."""
         super().close()
         self._made, self._reached = {}, {}
 
 
 def _is_plain(grad: Tensor) -> bool:
-    # An empty one has no peak.
+    # An empty gradient has no peak.
     return type(grad) is Tensor and grad.layout is torch.strided and grad.numel() > 0
 
 
@@ -127,7 +126,7 @@ def _sizes_of(grads: list[Tensor]) -> Tensor:
 
 
 def _is_round(size: float) -> bool:
-    """Return whether a size is the limit of a clip, by its few digits.
+    """Return whether a size has as few digits as the limit of a clip.
 
     >>> _is_round(0.999999), _is_round(0.25), _is_round(0.73129)
     (True, True, False)

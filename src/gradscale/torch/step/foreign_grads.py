@@ -1,7 +1,7 @@
-"""Gradients to which a backward pass has added that began at no scaled loss.
+"""Detects gradients accumulated from an unscaled loss.
 
 A loss that was not scaled, or was scaled by another scaler, leaves a sum of two scales.
-Hooks notice it when the gradient is accumulated. Nothing is read from the device.
+Hooks detect it when the gradient is accumulated. Nothing is read from the device.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from gradscale.torch.step.optimizer_step import Mark, mark_of
 
 
 class ForeignGrads:
-    """Watches which backward passes give parameters their gradients.
+    """Tracks which backward passes accumulate into the gradients of parameters.
 
     >>> weight = torch.nn.Parameter(torch.ones(1))
     >>> foreign = ForeignGrads()
@@ -33,7 +33,7 @@ class ForeignGrads:
     def __init__(self) -> None:
         self.in_scaled_backward = False
         self._hooks: dict[int, RemovableHandle] = {}
-        # Gradients after a foreign backward pass, and scaled ones since.
+        # Gradients after a foreign backward pass and any scaled passes since.
         self._marks: dict[int, Mark] = {}
 
     def watch(self, params: Iterable[Tensor]) -> None:
@@ -51,13 +51,13 @@ class ForeignGrads:
     def accumulated(self, param: Tensor, grad: Tensor) -> None:
         """Note a gradient after a backward pass has made it or added to it."""
         before, now = self._marks.pop(id(param), None), mark_of(grad)
-        # The pass has added in place: nothing was cleared since the foreign one.
+        # Accumulated in place: the gradient was not cleared since the foreign pass.
         added = before is not None and before[0]() is grad and now[1] == before[1] + 1
         if added or not self.in_scaled_backward:
             self._marks[id(param)] = now
 
     def among(self, params: Iterable[Tensor]) -> list[Tensor]:
-        """Return those of the parameters whose gradients hold a foreign part."""
+        """Return the parameters whose gradients include a foreign part."""
         return [
             param
             for param in params
@@ -67,7 +67,7 @@ class ForeignGrads:
         ]
 
     def close(self) -> None:
-        """Remove the hooks and forget what they have seen."""
+        """Remove the hooks and their records."""
         for hook in self._hooks.values():
             hook.remove()
         self._hooks, self._marks, self.in_scaled_backward = {}, {}, False

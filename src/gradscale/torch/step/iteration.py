@@ -42,7 +42,7 @@ def skip_of(
 
     Args:
         flags: By device, as torch's table has them.
-        step: Its own decision is taken as it is.
+        step: Its own decision is returned unchanged.
         home: The device of the result.
     """
     given = list(flags.values())
@@ -66,7 +66,7 @@ class Carried(NamedTuple):
 
 
 class Stray(NamedTuple):
-    """A gradient of no known optimizer, when an update first found it.
+    """A gradient of no known optimizer, as first found by an update.
 
     Attributes:
         mark: The gradient and its version.
@@ -85,19 +85,19 @@ class Iteration:
         steps: Their steps, by the same key.
         params_clips: Clips of bare parameters, each with the ids of these.
         scaled: A loss was scaled since the last update.
-        noted: The last one was noted in the device state; in a transform of
-            `torch.func` it cannot be.
-        losses: How many scalar losses were.
+        noted: The last one was noted in the device state, which is impossible in a
+            transform of `torch.func`.
+        losses: How many scalar losses were scaled since the last update.
         backwards: How many backward passes of scaled losses have begun.
         carried: Steps that an update found unfinished, by the same key.
         settled: The steps behind the last outcome; empty before the first.
         used: The last step of each optimizer, while the gradients that it has used may
-            still be there.
+            still exist.
         first: No update was made yet.
         leaves: Weak references to the leaves of the losses before the first update, by
             id; after it, without those of known optimizers.
         strays: Their gradients that an update has found, by the same key.
-        first_backwards: Watches how their gradients come about before the first update.
+        first_backwards: Checks the origin of their gradients before the first update.
         closed: The keys of the steps that the last update has ended; none if it only
             set the scale.
     """
@@ -123,13 +123,13 @@ class Iteration:
         self.losses = self.backwards = 0
 
     def replace_states(self, states: dict[int, dict[str, Any]]) -> None:
-        """Take a new table of states, with which other code ends the iteration."""
+        """Replace the table of states, by which other code ends the iteration."""
         self.closed = set(self.steps)
         self.renew()
         self.states = states
 
     def abandon(self) -> None:
-        """Forget also the steps that an update found unfinished."""
+        """Also forget the steps that an update found unfinished."""
         self.carried = {}
         self.renew()
 
@@ -151,7 +151,7 @@ class Iteration:
         return self.steps[key]
 
     def resume(self, params: list[Tensor], model: Any) -> None:
-        """Continue every unfinished step that has such parameters."""
+        """Continue every unfinished step that has any of the parameters."""
         wanted = {id(param) for param in params}
         for carried in list(self.carried.values()):
             if not wanted.isdisjoint(id(param) for param in carried.step.params()):
@@ -254,9 +254,9 @@ class Iteration:
         return reduce(lambda earlier, clip: clip.after(earlier), clips)
 
     def affects(self, ids: frozenset[int], step: OptimizerStep) -> bool:
-        """Return whether parameters are of this step, or of no optimizer known here.
+        """Return whether parameters belong to this step, or to no known optimizer.
 
-        Those may have been copied to the parameters of any.
+        The latter may have been copied to the parameters of any optimizer.
         """
         if step.owner() is None or _has_any(step, ids):
             return True
@@ -266,7 +266,7 @@ class Iteration:
         )
 
     def drop(self, key: int, param_groups: list[dict[str, Any]]) -> None:
-        """Let go of the parameters of an optimizer that was deleted."""
+        """Release the parameters of a deleted optimizer."""
         if key in self.settled:
             self.settled[key].name_params(param_groups)
         self.carried.pop(key, None)
@@ -291,7 +291,7 @@ class Iteration:
         return params_of(self.unscaled() + clipped + carried)
 
     def bring_to(self, scale: Tensor) -> None:
-        """Bring gradients that wait since an update to the scale of a new loss.
+        """Rescale pending gradients to the scale of a new loss.
 
         Its backward pass may add to them. No host sync.
 
@@ -303,7 +303,7 @@ class Iteration:
         for step in self.steps.values():
             if self.stage(step) is OptState.READY and step.clip is None:
                 waiting.append(step)
-        # All before any is written to: optimizers may share a parameter.
+        # Check all before writing to any: optimizers may share a parameter.
         held = [step for step in waiting if step.scale is not None and step.holds()]
         done: set[int] = set()
         for step in held:
@@ -343,7 +343,7 @@ class Iteration:
                 before = self.used.get(id(optimizer))
                 self.open(optimizer, None)
                 if before is not None and before.still_has():
-                    # Of a step that was taken.
+                    # Left by a step that was taken.
                     self.forget_one(id(optimizer))
         touched = [
             key
@@ -379,7 +379,7 @@ class Iteration:
                 self.strays[key] = Stray(mark_of(grad), scale)
 
     def adopt(self, step: OptimizerStep, scale: Tensor) -> list[Tensor]:
-        """Bring the gradients of an optimizer that is new to the scale of now.
+        """Rescale the gradients of a newly seen optimizer to the current scale.
 
         Args:
             step: Its first step.
@@ -396,7 +396,7 @@ class Iteration:
                 continue
             if is_marked(grad, stray.mark):
                 rescale_([param], scale / stray.scale)
-            # A sync, once for a parameter.
+            # Syncs, once per parameter.
             elif bool(scale != stray.scale):
                 written.append(param)
         return written
@@ -409,7 +409,7 @@ class Iteration:
                     self.used[key] = step
                 if step.stepped_after == self.backwards or step.still_has():
                     continue
-                # A backward since has made gradients of the next step.
+                # A backward pass since then has made gradients of the next step.
                 step = OptimizerStep(step.optimizer, step.name_sources, step.mode)
                 state = fresh_state()
             if step.scale is None:
@@ -422,7 +422,7 @@ class Iteration:
 
 def rescale_(params: list[Tensor], factor: Tensor) -> None:
     """Multiply the gradients of parameters in place. No host sync."""
-    # Those that are refused are refused by name when they are read.
+    # Invalid gradients raise an error when they are read.
     with suppress(GradientError):
         found = collect(params, allow_fp16=True)
         multiply_(found.originals or found.tensors, factor, found.kind)
@@ -438,7 +438,7 @@ def params_of(steps: list[OptimizerStep]) -> list[Tensor]:
         param
         for step in steps
         for param in (
-            # A step that was carried over has let go of its snapshot.
+            # A step that was carried over has released its snapshot.
             [p for p in step.params() if p.grad is not None]
             if step.snapshot is None
             else step.snapshot.params

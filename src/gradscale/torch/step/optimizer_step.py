@@ -1,7 +1,7 @@
 """The step of one optimizer between two updates.
 
 Its stages: collected (`snapshot`), read (`stats`), decided (`decision`), then unscaled
-in place or stepped on. Each stage takes what the one before it left.
+in place or used by the step. Each stage uses the result of the previous one.
 """
 
 from collections.abc import Callable, Iterable
@@ -45,32 +45,31 @@ class OptimizerStep:
             once the update has ended the step.
         name_sources: Where its parameters' names are looked up.
         mode: How the optimizer is stepped.
-        entry: What is kept of the optimizer; None while a graph is compiled.
+        entry: The lasting state of the optimizer; None while a graph is compiled.
         channel: Exchanges statistics with the ranks that decide together; None for one
             alone.
         snapshot: The gradients as last collected; None before that.
         accepts_fp16: They were collected with f16 ones accepted.
-        scale: f32[], the scale of the gradients: that which multiplied their loss. Set
-            where it is not the one that multiplied the last loss.
+        scale: f32[], the scale that multiplied the loss of the gradients; None for that
+            of the last loss.
         stats: Their statistics, as last read; None if there is no gradient.
         clip: The clip that waits to be folded into the step, or was applied.
-        decision: What follows from all of these; None until it is asked for.
-        versions: The version of each gradient after it was unscaled or stepped on;
+        decision: The decision from all of these; None until requested.
+        versions: The version of each gradient after it was unscaled or used by a step;
             None while it is as backward left it.
         wrapper_versions: The versions of `snapshot.wrapped`, likewise.
         leftover: (skip, scale), f32[] each: where skip is 1 the gradients are still
-            scaled, as a fused optimizer leaves them that skipped, and one of our own
-            in any case. None if they are unscaled in any case.
-        in_masters: The gradients were unscaled into those of f32 masters, which the
-            statistics and clips from here on are of.
+            scaled: if a fused optimizer skipped, and always for gradscale's own
+            optimizers. None if they are unscaled.
+        in_masters: The gradients were unscaled into those of f32 masters, to which
+            later statistics and clips refer.
         unscaled_before: It was unscaled before an update, and continues after it.
-        flag: The skip on its way to the host, for an optimizer that cannot skip by
+        flag: The pending copy of the skip to the host, if the optimizer cannot skip by
             itself.
         left: A weak reference to the first gradient and its version after the step.
         stepped_after: How many backward passes had begun before the step.
-        marks: Of each gradient when an update found the step unfinished, a weak
-            reference and the version: one that was replaced or written to since is of
-            another step.
+        marks: The marks of the gradients when an update found the step unfinished: a
+            gradient that was replaced or written to since belongs to another step.
     """
 
     optimizer: Any = None
@@ -99,9 +98,9 @@ class OptimizerStep:
         return self.optimizer() if isinstance(self.optimizer, ref) else self.optimizer
 
     def release(self) -> None:
-        """Let go of the gradients and the optimizer: only statistics are read later."""
+        """Release the gradients and the optimizer: only statistics are read later."""
         self.snapshot = None
-        # One with __slots__ cannot be referred to weakly.
+        # An optimizer with __slots__ has no weak references.
         with suppress(TypeError):
             weak = ref(self.optimizer)
             self.name_sources = tuple(
@@ -121,7 +120,7 @@ class OptimizerStep:
             first = self.snapshot.params[0].grad
         else:
             first = next((p.grad for p in self.params() if p.grad is not None), None)
-        # One made in inference mode has no version.
+        # An inference tensor has no version.
         if first is not None and not first.is_inference():
             self.left = ref(first), first._version
 
@@ -136,12 +135,12 @@ class OptimizerStep:
         )
 
     def mark(self) -> None:
-        """Note which gradients there are, and their versions."""
+        """Mark the current gradients and their versions."""
         grads = [grad for grad in map(_GRAD, self.params()) if grad is not None]
         self.marks = list(map(mark_of, grads))
 
     def holds(self) -> bool:
-        """Return whether the gradients are the very ones that `scale` is of."""
+        """Return whether the gradients are those to which `scale` applies."""
         if self.marks is None:
             return self.snapshot is not None and self._is_snapshot(
                 self.snapshot.versions
@@ -162,24 +161,24 @@ class OptimizerStep:
             return one
         skip, still = self.leftover
         if self.entry is not None and self.entry.account is not None:
-            # Of the row: what multiplied the last loss is written in place.
+            # From the row: the scale of the last loss is overwritten in place.
             still = self.entry.account.row[_SCALE]
         return torch.where(skip == 0.0, one, still)
 
     def name_params(self, param_groups: list[dict[str, Any]]) -> None:
-        """Let go of the parameters, and keep their names.
+        """Replace the parameters by their names.
 
         Args:
-            param_groups: Of the optimizer, which is deleted.
+            param_groups: The groups of the optimizer, which is deleted.
         """
         if self.stats is not None:
             sources = *self.name_sources, SimpleNamespace(param_groups=param_groups)
             self.stats.params = names_of(self.stats.params, sources)
 
     def params(self) -> list[Tensor]:
-        """Return all parameters of the optimizer, not to be changed.
+        """Return all parameters of the optimizer; the list must not be changed.
 
-        Once the gradients were unscaled into masters, these.
+        Once the gradients were unscaled into masters, return the masters.
         """
         if self.in_masters:
             return self.owner().targets()
@@ -191,7 +190,7 @@ class OptimizerStep:
         return [param for group in groups for param in group["params"]]
 
     def owned_params(self) -> list[Tensor]:
-        """Return all parameters in the optimizer's groups, also where masters step."""
+        """Return all parameters in the optimizer's groups, even if masters step."""
         groups = self.owner().param_groups
         return [param for group in groups for param in group["params"]]
 
@@ -266,7 +265,7 @@ class OptimizerStep:
             names = dict(zip(map(id, params), self.owned_params(), strict=True))
             owners = [names[id(master)] for master in found.params]
             return found._replace(params=owners)
-        # In this order: torch.compile of PyTorch 2.11 cannot tell lists apart.
+        # In this order: torch.compile of PyTorch 2.11 cannot compare lists by identity.
         if torch.compiler.is_compiling() or found.params is not params:
             return found
         # A copy: the list of a group may be changed before the outcome is read.
@@ -311,7 +310,7 @@ class OptimizerStep:
             scale: f32[], the scale of the gradients.
             divide: The optimizer divides by `grad_scale`; else they are multiplied by
                 `multiplier`, which may differ in the last bit.
-            inv_scale: f32[], what to multiply by instead of `1 / scale`.
+            inv_scale: f32[], the factor instead of `1 / scale`.
         """
         if self.decision is None:
             clip, stats = self.clip, self.stats
@@ -321,7 +320,7 @@ class OptimizerStep:
             if clip is not None:
                 multiplier, grad_scale = multiplier * clip.coef, scale / clip.coef
             if stats is None:
-                # Gradients without an element.
+                # No gradient has an element.
                 found = amax = torch.zeros_like(scale)
             else:
                 factor = grad_scale if divide else multiplier
@@ -364,11 +363,11 @@ class OptimizerStep:
         self.mark_used()
 
     def check_again(self, flags: dict[Any, Tensor], skip: Tensor) -> dict[Any, Tensor]:
-        """Read gradients that were unscaled once more; return the skip by device.
+        """Read unscaled gradients once more; return the skip by device.
 
         Args:
             flags: The skip for each device.
-            skip: f32[], the same as one.
+            skip: f32[], these flags as one.
         """
         before, ones = self.decision, torch.ones_like(skip)
         self.read(lambda _: ones, allow_fp16=True)
@@ -392,14 +391,14 @@ class OptimizerStep:
             self.decision = made._replace(norm_found=bad, skip=skip)
 
     def _is_snapshot(self, versions: Numbers | None) -> bool:
-        """Return whether the gradients are those collected, and of these versions."""
+        """Return whether the gradients are those collected, with these versions."""
         last = self.snapshot
         if last is None or versions is None or torch.compiler.is_compiling():
             return False
         params = self.params()
         if last.wrapped is None:
             return tensor_list.are_grads(params, last, versions)
-        # A write to a DTensor is counted by itself, not by its local part.
+        # A write to a DTensor increments its own version, not that of its local part.
         present = [grad for grad in map(_GRAD, params) if grad is not None]
         return (
             tensor_list.same(present, last.wrapped)
@@ -411,7 +410,7 @@ class OptimizerStep:
     def mark_used(
         self, leftover: tuple[Tensor, Tensor] | None = None, *, written: bool = True
     ) -> None:
-        """Note that the gradients are unscaled from here on, but for `leftover`.
+        """Mark the gradients as unscaled, except for `leftover`.
 
         Args:
             leftover: See the attribute.
@@ -428,7 +427,7 @@ class OptimizerStep:
                     self.wrapper_versions = list(map(_VERSION, self.snapshot.wrapped))
 
     def unscale_(self, others: Iterable["OptimizerStep"], multiplier: Tensor) -> None:
-        """Multiply the gradients in place; those that another step unscaled stay.
+        """Multiply the gradients in place, except those that another step unscaled.
 
         Raises:
             GradientError: One of them was unscaled with another optimizer and written
@@ -504,13 +503,13 @@ class OptimizerStep:
 
 
 def mark_of(grad: Tensor) -> Mark:
-    """Return what tells a gradient from one that was replaced or written to."""
-    # One made in inference mode has no version.
+    """Return a weak reference to a gradient, and its version."""
+    # An inference tensor has no version.
     return ref(grad), -1 if grad.is_inference() else grad._version
 
 
 def is_marked(grad: Tensor, mark: Mark) -> bool:
-    """Return whether a gradient is the very one of a mark, and not written to."""
+    """Return whether a gradient is that of a mark, and not written to since."""
     return mark[0]() is grad and mark_of(grad)[1] == mark[1]
 
 

@@ -93,7 +93,7 @@ class DisabledCounter:
         self._closed: set[int] = set()
 
     def step(self, optimizer: Any) -> None:
-        """Note one step."""
+        """Count one step."""
         self._steps[id(optimizer)] += 1
         self._open.add(id(optimizer))
 
@@ -104,7 +104,7 @@ class DisabledCounter:
             self._closed, self._open = self._open, set()
 
     def applied(self) -> StepCount:
-        """Return how many updates there were, and steps of each optimizer."""
+        """Return the number of updates, and of the steps of each optimizer."""
         return StepCount(self._updates, dict(self._steps))
 
     def outcome(self) -> StepOutcome | None:

@@ -59,7 +59,7 @@ class ActivationGradients:
     def enable(self) -> None:
         """Register the hooks, unless the model is compiled.
 
-        With hooks it would be compiled again, and once more without them.
+        It would be recompiled with the hooks, and again without them.
         """
         model = self._model()
         if model is not None:

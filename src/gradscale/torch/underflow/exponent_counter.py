@@ -17,7 +17,7 @@ from gradscale.torch.tensor_list import Kind, addresses, numbers
 class Counter:
     """Counts elements by exponent, with pointer tables kept from call to call.
 
-    Not for use while a graph is being captured or compiled.
+    Must not be used while a graph is being captured or compiled.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -35,7 +35,7 @@ class Counter:
         device, dtype = kind
         if dtype not in KERNEL_DTYPES or not usable(self._kernels, device):
             return plain.count_tensors(tensors)
-        # Here: Triton may not be installed.
+        # Imported here: Triton may be missing.
         from gradscale.torch.kernels.histogram import CHUNK, count_tensors
 
         if kind not in self._tables:

@@ -126,7 +126,7 @@ class Meter:
         Args:
             gradients: As `collect` returns them, still scaled.
             scale: f32[], the scale of the gradients.
-            names: As in the constructor; consulted after those.
+            names: As in the constructor; searched after those.
             stats: The statistics of the gradients, for their peaks.
         """
         if not gradients.tensors:

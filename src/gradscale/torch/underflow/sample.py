@@ -76,7 +76,7 @@ class UnderflowSample(NamedTuple):
 
     @property
     def whole(self) -> Fate:
-        """What float16 does to all gradients at this scale, without activations."""
+        """The effect of float16 on all gradients at this scale, without activations."""
         return fate(self.total)
 
     @property

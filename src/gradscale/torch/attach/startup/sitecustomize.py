@@ -22,7 +22,7 @@ class TorchFinder:
     def find_spec(self, name, path=None, target=None):
         """Return torch's spec from the other finders, with a loader that patches.
 
-        Nothing changes for code that only asks for the spec.
+        Code that only requests the spec sees no difference.
         """
         if name != "torch":
             return None
@@ -49,7 +49,7 @@ class TorchFinder:
 class ApexFinder:
     """Lets the first `import apex` find gradscale's apex, before any installed one.
 
-    A finder and the loader of what it finds: modules that are loaded already.
+    Finder and loader in one: the modules that it returns are already loaded.
     """
 
     def find_spec(self, name, path=None, target=None):
@@ -57,7 +57,7 @@ class ApexFinder:
         if name.partition(".")[0] not in ("apex", "amp_C"):
             return None
         sys.meta_path.remove(self)
-        # Not at the top: it loads torch. An error is raised by the script's import.
+        # Imported here, as it loads torch. Errors are raised by the script's import.
         import_module(os.environ["GRADSCALE_AS_APEX"]).install_as_apex()
         return ModuleSpec(name, self, loader_state=sys.modules[name].__spec__)
 
@@ -66,13 +66,13 @@ class ApexFinder:
         return sys.modules[spec.name]
 
     def exec_module(self, module):
-        """Give the module its own spec back, which the import has replaced."""
+        """Restore the module's own spec, which the import has replaced."""
         module.__spec__ = module.__spec__.loader_state
 
 
 def patch():
     """Make the first construction of a scaler import gradscale and install it."""
-    # Not at the top: torch has imported them by now, other processes need not.
+    # Imported here: torch has imported them by now, other processes need not.
     from inspect import signature
     from threading import Lock
 
