@@ -22,9 +22,9 @@ MEASURED = (
 HEAD = f"""\
 # Codes
 
-Every error, warning and finding of gradscale has a code, and so has the verdict on every
-step: `scaler.last.verdict.code`. `gradscale explain GS201` prints an entry of this page in
-the terminal, without a network.
+Every error, warning and finding of gradscale has a code, and so has the verdict on
+every step: `scaler.last.verdict.code`. `gradscale explain GS201` prints an entry of
+this page in the terminal, without a network.
 
 {GIVEN}
 

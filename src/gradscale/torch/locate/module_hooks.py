@@ -185,7 +185,15 @@ class ModuleHooks:
     def _watch(self, scaled: Tensor, loss: Tensor) -> None:
         nodes = nodes_of([scaled])
         outside = [node for node in nodes if self._modules.of_node(node) == NO_MODULE]
-        given = [("target", data) for node in outside for data in data_saved_by(node)]
+        model = None if self._model is None else self._model()
+        own = set() if model is None else _memory_of(model)
+        # The statistics of a norm in evaluation mode are saved too.
+        given = [
+            ("target", data)
+            for node in outside
+            for data in data_saved_by(node)
+            if is_plain(data) and data.data_ptr() not in own
+        ]
         for role, tensor in (*given, ("loss", loss), ("scaled loss", scaled)):
             if is_plain(tensor):
                 self._observe(role, NO_MODULE, NO_MODULE, tensor)
@@ -197,7 +205,6 @@ class ModuleHooks:
             )
             for node in nodes
         }
-        model = None if self._model is None else self._model()
         named = () if model is None else model.named_parameters()
         names = {id(param): name for name, param in named}
         uses = Counter(each for node in nodes for each, _ in node.next_functions)
@@ -294,6 +301,12 @@ class ModuleHooks:
         if number is not None:
             module = self._nodes[index].operation.module
             self._observations.append(Observation(role, module, module, number, index))
+
+
+def _memory_of(model: nn.Module) -> set[int]:
+    """Return the addresses of the parameters and buffers of a model."""
+    tensors = (*model.parameters(), *model.buffers())
+    return {tensor.data_ptr() for tensor in tensors if is_plain(tensor)}
 
 
 def gain_of(module: nn.Module) -> float:
