@@ -266,6 +266,91 @@ def test_modules_are_cast_through_their_functions(handle, layer, dtype):
     assert layer.weight.grad.dtype is FLOAT
 
 
+# --- functions of torch in Python -----------------------------------------------------
+
+IMAGE, VOLUME = torch.rand(1, 2, 8, 8), torch.rand(1, 2, 4, 4, 4)
+# Arguments of functions that dispatch in a function behind the public one.
+BEHIND = {
+    "max_pool1d": (F.max_pool1d, IMAGE[0], 2),
+    "max_pool2d": (F.max_pool2d, IMAGE, 2),
+    "max_pool3d": (F.max_pool3d, VOLUME, 2),
+    "adaptive_max_pool1d": (F.adaptive_max_pool1d, IMAGE[0], 2),
+    "adaptive_max_pool2d": (F.adaptive_max_pool2d, IMAGE, 2),
+    "adaptive_max_pool3d": (F.adaptive_max_pool3d, VOLUME, 2),
+    "fractional_max_pool2d": (F.fractional_max_pool2d, IMAGE, 2, 3),
+    "fractional_max_pool3d": (F.fractional_max_pool3d, VOLUME, 2, 2),
+    "unique": (torch.unique, torch.arange(4)),
+    "unique_consecutive": (torch.unique_consecutive, torch.arange(4)),
+    "meshgrid": (lambda x: torch.meshgrid(x, x, indexing="ij")[0], torch.arange(4)),
+    "lu": (lambda x: torch.functional.lu(x)[0], torch.rand(4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_function_with_its_dispatch_in_another_is_called(name):
+    function, *args = BEHIND[name]
+    # The fractional ones draw random numbers.
+    torch.manual_seed(0)
+    expected = function(*args)
+    amp.init()
+    torch.manual_seed(0)
+    assert torch.equal(function(*args), expected)
+
+
+EVERY = {
+    f"{module.__name__}.{name}": function
+    for module in (F, torch.functional)
+    for name, function in vars(module).items()
+    if callable(function)
+    and not name.startswith("_")
+    and not isinstance(function, type)
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_no_function_of_torch_recurses_without_end(handle, name):
+    # Most functions refuse most of these arguments.
+    for args in [
+        (IMAGE,),
+        (IMAGE, 2),
+        (IMAGE[0], 2),
+        (VOLUME, 2),
+        *[(torch.rand(4, 4),) * count for count in (1, 2, 3)],
+        (torch.arange(4),),
+        ("ij->i", torch.rand(4, 4)),
+    ]:
+        try:
+            EVERY[name](*args)
+        except RecursionError:
+            raise
+        except Exception:
+            continue
+
+
+def test_a_model_with_pooling_trains_as_at_o0():
+    def train(level):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(18, 1)
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        model, optimizer = amp.initialize(
+            model, optimizer, opt_level=level, loss_scale=128.0, verbosity=0
+        )
+        losses = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(torch.rand(4, 1, 8, 8)).float().square().mean()
+            with amp.scale_loss(loss, optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    # f16 has 11 bits.
+    assert train("O1") == pytest.approx(train("O0"), rel=1e-2)
+
+
 # --- where casts apply ----------------------------------------------------------------
 
 

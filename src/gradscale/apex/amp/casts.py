@@ -130,11 +130,11 @@ class Casts(TorchFunctionMode):
 # methods: backward passes run user code, `1 / x` calls `reciprocal`.
 _IN_PYTHON = ("torch.nn.functional", "torch.functional", "torch.autograd")
 _METHODS_IN_PYTHON = (Tensor.backward, Tensor.__rdiv__)
-_CHECKS = (
+_CHECKS = {
     "has_torch_function",
     "has_torch_function_unary",
     "has_torch_function_variadic",
-)
+}
 
 
 class CastCache:
@@ -278,10 +278,16 @@ class _Globals(dict[str, Any]):
 
 
 def _calls_others(func: Any) -> bool:
-    """Return whether a function is Python code that calls functions of the lists."""
+    """Return whether a function is Python code that may call functions of the lists.
+
+    Pooling, `unique`, `lu` and `meshgrid` dispatch in a function behind them, so the
+    check cannot be left out. They call no function of the lists.
+    """
     if not isinstance(func, types.FunctionType):
         return False
-    return func.__module__ in _IN_PYTHON or func in _METHODS_IN_PYTHON
+    if func.__module__ not in _IN_PYTHON and func not in _METHODS_IN_PYTHON:
+        return False
+    return not _CHECKS.isdisjoint(func.__code__.co_names)
 
 
 def _undispatched(func: Any) -> Callable[..., Any]:
