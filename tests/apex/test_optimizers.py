@@ -192,6 +192,66 @@ def test_adam_without_bias_correction():
     assert weight.item() == pytest.approx(1.0 - 0.5 / 0.5)
 
 
+def test_each_group_of_adam_has_its_own_bias_correction():
+    a, b = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    groups = [{"params": [a], "bias_correction": False}, {"params": [b]}]
+    optimizer = FusedAdam(groups, lr=0.1)
+    step_both(optimizer, a, b)
+    # Apex: moments 0.1 and 0.001, not corrected.
+    assert a.item() == pytest.approx(0.6838, abs=1e-4)
+    assert b.item() == pytest.approx(0.9)
+
+
+def step_both(optimizer, *weights):
+    for weight in weights:
+        weight.grad = torch.ones(1)
+    optimizer.step()
+
+
+def test_a_group_without_bias_correction_is_saved_and_resumed():
+    weights = [nn.Parameter(torch.ones(1)) for _ in range(2)]
+    first = FusedAdam([weights[0]], lr=0.1, bias_correction=False)
+    second = FusedAdam([weights[1]], lr=0.1)
+    step_both(first, weights[0])
+    saved = deepcopy(first.state_dict())
+    assert saved["param_groups"][0]["bias_correction"] is False
+    second.load_state_dict(saved)
+    weights[1].data.copy_(weights[0].data)
+    step_both(first, weights[0])
+    step_both(second, weights[1])
+    assert torch.equal(weights[0], weights[1])
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+@pytest.mark.parametrize("count", [1, torch.tensor([1], dtype=torch.int)])
+def test_a_checkpoint_of_the_adam_of_apex_is_loaded(bias_correction, count):
+    weight, expected = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1))
+    settings = {"lr": 0.1, "weight_decay": 0.5, "bias_correction": bias_correction}
+    reference = FusedAdam([expected], **settings)
+    step_both(reference, expected)
+    moments = reference.state[expected]
+    state = {n: moments[n].clone() for n in ("exp_avg", "exp_avg_sq")}
+    optimizer = FusedAdam([weight])
+    # Apex's groups have no `decoupled_weight_decay`, and the states have no `step`.
+    group = {**settings, "betas": (0.9, 0.999), "eps": 1e-8, "step": count}
+    optimizer.load_state_dict(
+        {"state": {0: state}, "param_groups": [{**group, "params": [0]}]}
+    )
+    weight.data.copy_(expected.data)
+    step_both(optimizer, weight)
+    step_both(reference, expected)
+    assert torch.equal(weight, expected)
+
+
+def test_a_saved_adam_has_its_step_count_where_apex_reads_it():
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = FusedAdam([weight])
+    for _ in range(3):
+        step_both(optimizer, weight)
+    assert optimizer.state_dict()["param_groups"][0]["step"] == 3
+    assert "step" not in optimizer.param_groups[0]
+
+
 def lamb_reference(weight, grads, lr, decay, betas=(0.9, 0.999), eps=1e-6):
     """Return the weight after LAMB's steps, by its definition."""
     w, m, v = weight.double(), 0.0, 0.0

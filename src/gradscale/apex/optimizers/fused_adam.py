@@ -2,7 +2,12 @@
 
 from typing import Any
 
+import torch
+
+from gradscale.torch.kernels.args import AmpArgs
 from gradscale.torch.optim import Adam
+from gradscale.torch.optim.batches import BatchStep
+from gradscale.torch.optim.state import STEP
 
 # A step count at which 1 - beta^step is 1: no bias correction. f32 counts no further.
 LATE = 2.0**24
@@ -21,7 +26,8 @@ class FusedAdam(Adam):
 
     Args:
         params, lr, betas, eps, weight_decay, amsgrad: As in torch's Adam.
-        bias_correction: Correct the moments for their start at 0.
+        bias_correction: Correct the moments for their start at 0; each group may have
+            its own.
         adam_w_mode: Decoupled weight decay, as in AdamW.
         set_grad_none: `zero_grad` removes gradients instead of filling them with 0.
         capturable, master_weights: Have no effect: every step can be captured, and
@@ -42,7 +48,6 @@ class FusedAdam(Adam):
         capturable: bool = False,
         master_weights: bool = False,
     ) -> None:
-        self.bias_correction = bias_correction
         self.set_grad_none = set_grad_none
         super().__init__(
             params,
@@ -53,10 +58,47 @@ class FusedAdam(Adam):
             amsgrad,
             decoupled_weight_decay=adam_w_mode,
         )
+        self.defaults["bias_correction"] = bias_correction
+        for group in self.param_groups:
+            group.setdefault("bias_correction", bias_correction)
 
-    def first_count(self, state: dict[str, Any]) -> float:
-        """Return the count before the first step."""
-        return 0.0 if self.bias_correction else LATE
+    def update_(self, step: BatchStep, amp: AmpArgs) -> None:
+        """Run one pass."""
+        if not step.group["bias_correction"]:
+            torch._foreach_clamp_min_(step.batch.columns[STEP], LATE)
+        super().update_(step, amp)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state, with the step count in each group too, as in apex.
+
+        Syncs with the device.
+        """
+        saved = super().state_dict()
+        for group in saved["param_groups"]:
+            states = [saved["state"].get(key, {}) for key in group["params"]]
+            counts = [state[STEP] for state in states if STEP in state]
+            if counts:
+                home = counts[0].device
+                highest = torch.stack([count.to(home) for count in counts]).max()
+                group[STEP] = int(highest)
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a result of `state_dict`, also of apex's FusedAdam.
+
+        Apex keeps the step count in the groups, and saves fewer settings: those that
+        are missing stay as they are.
+        """
+        states, groups = dict(state_dict["state"]), []
+        for index, saved in enumerate(state_dict["param_groups"]):
+            own = self.param_groups[index] if index < len(self.param_groups) else {}
+            group = {**own, **saved}
+            count = group.pop(STEP, None)
+            for key in saved["params"]:
+                if key in states and count is not None:
+                    states[key] = {STEP: float(count), **states[key]}
+            groups.append(group)
+        super().load_state_dict({**state_dict, "state": states, "param_groups": groups})
 
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clear the gradients."""
