@@ -10,6 +10,7 @@ from torch import nn
 
 from gradscale.apex import amp
 from gradscale.apex.amp import _amp_state
+from gradscale.apex.optimizers import FusedAdam, FusedLAMB
 from gradscale.errors import GradscaleWarning, HopelessRun, StateError
 from gradscale.recording import recorded_run
 from gradscale.runfile import open_run
@@ -81,7 +82,9 @@ def assert_same(model, other):
 
 
 @pytest.mark.parametrize("losses", [1, 2])
-@pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize(
+    "cls", [torch.optim.SGD, torch.optim.Adam, FusedAdam, FusedLAMB]
+)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_resumed_run_is_bit_identical(level, cls, losses):
     if level == "O3" and cls is torch.optim.Adam:

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from gradscale.errors import AmpError
 
+MOMENTS = {"exp_avg", "exp_avg_sq"}
+
 
 class FusedLAMB(torch.optim.Optimizer):
     """LAMB: Adam whose step is scaled to the norm of each weight. No host sync.
@@ -107,8 +109,8 @@ class FusedLAMB(torch.optim.Optimizer):
         weights = [param.float() for param in params]
         if decay and not self.adam_w_mode:
             torch._foreach_add_(grads, weights, alpha=decay)
-        means = [self._entry(param, "exp_avg") for param in params]
-        squares = [self._entry(param, "exp_avg_sq") for param in params]
+        means = [self._moment(param, "exp_avg") for param in params]
+        squares = [self._moment(param, "exp_avg_sq") for param in params]
         torch._foreach_mul_(means, beta1)
         share = 1.0 - beta1 if group["grad_averaging"] else 1.0
         torch._foreach_add_(means, grads, alpha=share)
@@ -132,7 +134,21 @@ class FusedLAMB(torch.optim.Optimizer):
                 ratio = torch.where(usable, size / length, 1.0)
             param.copy_(weight - group["lr"] * ratio.to(param.device) * update)
 
-    def _entry(self, param: Tensor, name: str) -> Tensor:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a result of `state_dict`; moments stay f32.
+
+        Torch casts them to the dtype of their parameter, which would round them.
+        """
+        super().load_state_dict(state_dict)
+        groups = zip(self.param_groups, state_dict["param_groups"], strict=True)
+        for group, saved in groups:
+            for param, key in zip(group["params"], saved["params"], strict=True):
+                state = state_dict["state"].get(key, {})
+                for name in MOMENTS & state.keys():
+                    wide = state[name].to(param.device, torch.float32)
+                    self.state[param][name] = wide
+
+    def _moment(self, param: Tensor, name: str) -> Tensor:
         state = self.state[param]
         if name not in state:
             state[name] = torch.zeros_like(param, dtype=torch.float32)
