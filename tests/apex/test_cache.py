@@ -116,6 +116,16 @@ def test_a_write_to_a_weight_is_seen(cache):
         assert layer(x).item() == 8.0
 
 
+def test_a_write_through_data_is_seen_in_an_evaluation(cache):
+    layer, x = nn.Linear(2, 1, bias=False), torch.ones(1, 2)
+    layer(x)
+    with torch.no_grad():
+        for value in (3.0, 4.0):
+            # Weights of an average are swapped in and out like this.
+            layer.weight.data.copy_(torch.full((1, 2), value))
+            assert layer(x).item() == 2.0 * value
+
+
 def test_a_weight_that_is_frozen_or_trained_again_is_cast_again(cache):
     layer, x = nn.Linear(2, 1, bias=False), torch.ones(1, 2)
     layer.weight.requires_grad_(False)

@@ -141,7 +141,9 @@ class CastCache:
     """Half-precision copies of parameters, each made once until the cache is cleared.
 
     A copy is renewed if the parameter was written since, or if only one of the two
-    requires grad: a copy made under `no_grad`, or before the weight was (un)frozen.
+    requires grad, as after the weight was (un)frozen. While gradients are disabled, no
+    copy is kept or used: an evaluation may swap weights through `.data`, which leaves
+    no trace.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -159,15 +161,15 @@ class CastCache:
         """Return a tensor in half precision."""
         if tensor.dtype is HALF or not tensor.is_floating_point():
             return tensor
-        if not (self.enabled and isinstance(tensor, torch.nn.Parameter)):
+        cached = self.enabled and torch.is_grad_enabled()
+        if not (cached and isinstance(tensor, torch.nn.Parameter)):
             return tensor.to(HALF)
         key = id(tensor)
         address, version = tensor.data_ptr(), tensor._version
         if key in self._copies:
             owner, *before, copy = self._copies[key]
             connected = copy.requires_grad == tensor.requires_grad
-            same = owner() is tensor and before == [address, version]
-            if same and (connected or not torch.is_grad_enabled()):
+            if owner() is tensor and before == [address, version] and connected:
                 return copy
         copy = tensor.to(HALF)
         self._copies[key] = weakref.ref(tensor), address, version, copy
