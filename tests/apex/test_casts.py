@@ -286,6 +286,7 @@ BEHIND = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:torch.lu is deprecated")
 @pytest.mark.parametrize("name", BEHIND)
 def test_a_function_with_its_dispatch_in_another_is_called(name):
     function, *args = BEHIND[name]

@@ -331,6 +331,58 @@ def test_the_optimizer_stays_the_same_object():
     assert isinstance(returned, torch.optim.SGD)
 
 
+class Around(torch.optim.Optimizer):
+    """A wrapper without `super().__init__()`, as public versions of Lookahead."""
+
+    def __init__(self, optimizer, name="optimizer"):
+        vars(self)[name] = optimizer
+        self.inner = optimizer
+        self.param_groups, self.state = optimizer.param_groups, optimizer.state
+        self.defaults = optimizer.defaults
+
+    def step(self, closure=None):
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.inner.load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_wrapper_without_hooks_trains_and_is_saved(level):
+    model = nn.Linear(2, 1)
+    optimizer = Around(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.1))
+    model, optimizer = amp.initialize(model, optimizer, opt_level=level, verbosity=0)
+    losses = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        # Small enough for the first scale.
+        loss = model(X).float().square().mean()
+        with amp.scale_loss(loss / 16.0, optimizer) as scaled:
+            scaled.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    saved = optimizer.state_dict()
+    masters = [state.get("master") is not None for state in saved["state"].values()]
+    assert masters == [level == "O2"] * 2
+    optimizer.load_state_dict(saved)
+
+
+def test_a_wrapper_whose_masters_could_not_be_saved_is_refused():
+    model = nn.Linear(2, 1)
+    optimizer = Around(torch.optim.SGD(model.parameters(), lr=0.1), name="base")
+    with pytest.raises(RuntimeError, match=r"Around has not called super.*GS101"):
+        amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+    assert model.weight.dtype is torch.float32
+    amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+
+
 # --- multi_tensor_apply and parallel --------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradscale.apex.amp._amp_state import _amp_state
-from gradscale.apex.amp._process_optimizer import process_optimizer
+from gradscale.apex.amp._process_optimizer import process_optimizer, with_hooks
 from gradscale.apex.amp.amp import init
 from gradscale.apex.amp.scaler import LossScaler
 from gradscale.apex.fp16_utils.fp16_optimizer import FP16_Optimizer
@@ -47,7 +47,7 @@ def initialize(
     for model in models:
         _check_model(model)
     for optimizer in optimizers:
-        _check_optimizer(optimizer)
+        _check_optimizer(optimizer, masters=bool(properties.master_weights))
     if len(set(map(id, optimizers))) < len(optimizers):
         raise _given_twice()
     _amp_state.models = list(models)
@@ -187,7 +187,7 @@ def _check_model(model: Any) -> None:
             )
 
 
-def _check_optimizer(optimizer: Any) -> None:
+def _check_optimizer(optimizer: Any, *, masters: bool) -> None:
     if isinstance(optimizer, FP16_Optimizer):
         raise AmpError(
             "amp.initialize() was given an FP16_Optimizer. It scales the loss and "
@@ -199,6 +199,13 @@ def _check_optimizer(optimizer: Any) -> None:
             f"amp.initialize() was given a {type(optimizer).__name__} as an optimizer. "
             "Its parameters cannot be replaced by masters. Pass a "
             "torch.optim.Optimizer, LARC around one, or a list of them.",
+            code="GS101",
+        )
+    if masters and with_hooks(optimizer) is None:
+        raise AmpError(
+            f"{type(optimizer).__name__} has not called super().__init__(), so it has "
+            "no hooks for checkpoints. The masters of O2 would be missing in its "
+            "state_dict(). Call it there, or use opt_level='O1'.",
             code="GS101",
         )
     if hasattr(optimizer, "_amp_stash"):

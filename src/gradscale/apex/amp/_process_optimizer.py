@@ -364,13 +364,26 @@ def process_optimizer(
     amp = AmpOptimizer(optimizer, masters=masters)
     amp.make_masters(values)
     optimizer._amp_stash = amp
-    bare = getattr(optimizer, "optim", optimizer)
-    if masters:
-        bare.register_state_dict_post_hook(amp.save)
-    bare.register_load_state_dict_pre_hook(amp.load)
+    bare = with_hooks(optimizer)
+    if bare is not None:
+        if masters:
+            bare.register_state_dict_post_hook(amp.save)
+        bare.register_load_state_dict_pre_hook(amp.load)
     for name in ("step", "zero_grad", "add_param_group"):
         old, ours = getattr(optimizer, name), getattr(amp, name)
         setattr(optimizer, name, _method(optimizer, old, ours))
+
+
+def with_hooks(optimizer: Any) -> Any:
+    """Return the optimizer that has torch's hooks for checkpoints, or None.
+
+    A wrapper such as LARC or Lookahead may not have called `Optimizer.__init__`.
+    """
+    inner = (getattr(optimizer, name, None) for name in ("optim", "optimizer"))
+    for one in (optimizer, *inner):
+        if "_optimizer_state_dict_post_hooks" in getattr(one, "__dict__", ()):
+            return one
+    return None
 
 
 def _method(optimizer: Any, old: Callable[..., Any], ours: Callable[..., Any]) -> Any:
