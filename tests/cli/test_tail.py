@@ -166,7 +166,7 @@ def test_a_long_run_is_read_in_pieces(tmp_path, monkeypatch):
 def test_a_run_without_a_step_ends_with_a_line(tmp_path):
     RunWriter(tmp_path / "run.gs").close()
     done = CliRunner().invoke(app, ["tail", str(tmp_path / "run.gs")])
-    assert (done.exit_code, done.stdout) == (0, "healthy: no steps recorded\n")
+    assert (done.exit_code, done.stdout) == (0, "not judged: no steps recorded\n")
 
 
 def test_followed_findings_are_those_of_the_finished_run(tmp_path):

@@ -58,7 +58,7 @@ def write(path, records: Iterable[StepRecord], *, culprits=None, **meta):
             for finding in said:
                 data = finding.as_dict()
                 writer.event(finding.code, step=record.step, data=data)
-    found = [*reported.up_to_now(), *judge.end()]
+    found = [*map(judge.up_to_now, reported.up_to_now()), *judge.end()]
     return merge_repeats(clear_recovered(found, judge.healthy_at))
 
 

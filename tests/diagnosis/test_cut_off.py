@@ -51,7 +51,7 @@ class Live:
 
     def diagnosis(self):
         judge = self.run.judge
-        found = [*self.reported.up_to_now(), *judge.end()]
+        found = [*map(judge.up_to_now, self.reported.up_to_now()), *judge.end()]
         return by_severity(merge_repeats(clear_recovered(found, judge.healthy_at)))
 
 

@@ -1,6 +1,8 @@
 """A run file in, findings out: the same that were said live."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -266,3 +268,23 @@ def test_a_message_with_the_code_of_a_wrong_use_has_its_cause(tmp_path):
         writer.event("GS115", step=1, data={"what": "seen live"})
     [finding] = diagnosed(tmp_path / "run.gs").findings
     assert (finding.code, finding.cause) == ("GS115", "stepped-directly")
+
+
+ENDED = """
+import sys
+from gradscale.errors import GradientError
+from gradscale.runfile import RunWriter
+writer = RunWriter(sys.argv[1])
+raise GradientError("The gradients are float16. Cast them.", code="GS105")
+"""
+
+
+def test_a_run_that_an_error_has_ended_is_not_healthy(tmp_path):
+    command = [sys.executable, "-c", ENDED, str(tmp_path / "run.gs")]
+    assert subprocess.run(command, capture_output=True).returncode == 1
+    diagnosis = diagnosed(tmp_path / "run.gs")
+    [finding] = diagnosis.findings
+    assert (diagnosis.health.exit_code, finding.code) == (1, "GS105")
+    assert finding.what == (
+        "the run ended with GradientError: The gradients are float16. Cast them."
+    )

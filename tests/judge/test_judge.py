@@ -246,6 +246,40 @@ def test_a_layer_is_named_after_four_samples_of_its_own():
     assert findings_of(renumbered(samples)) == []
 
 
+NOTHING = GOOD._replace(
+    scale=1.0, amax=0.0, lost=0.0, lost_layer="head.weight", loss=0.5
+)
+
+
+def test_gradients_that_are_all_0_at_a_low_scale_are_reported_without_a_layer():
+    (finding,) = findings_of(renumbered([NOTHING] * 6))
+    assert (finding.code, finding.step, finding.since) == ("GS209", 4, 1)
+    assert finding.what == "every gradient is exactly 0 at S = 2^0"
+    assert finding.where == ""
+
+
+@pytest.mark.parametrize(
+    "change", [{"loss": 0.0}, {"loss": None}, {"scale": 2.0**16}, {"amax": 0.25}]
+)
+def test_gradients_that_are_all_0_need_a_loss_and_a_low_scale(change):
+    assert findings_of(renumbered([NOTHING._replace(**change)] * 6)) == []
+
+
+def test_scalers_created_repeatedly_are_reported_without_their_calibrations():
+    judge, found = Judge(), []
+    for number, record in enumerate(renumbered([*[BAD] * 8, GOOD, GOOD] * 20), 1):
+        if number % 10 == 1 and number > 1:
+            data = {"observed": "scaler", "same_optimizer": True}
+            judge.observe(number, data)
+        found += judge.see(record._replace(calibrated=False)).findings
+    assert "GS118" in codes(found)
+    assert not {"GS201", "GS205"} & {*codes(found)}
+    (anew,) = [each for each in found if each.code == "GS118"]
+    assert "2 times" in anew.what
+    assert "19 times" in judge.up_to_now(anew).what
+    assert judge.up_to_now(anew).step == anew.step
+
+
 def test_a_run_that_ends_with_a_loss_that_is_not_finite_says_so():
     judge = Judge()
     for record in renumbered([*[GOOD] * 20, *[LOST] * 3]):

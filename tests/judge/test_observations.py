@@ -197,6 +197,7 @@ SHOWN = [
     ("GS116", [UNCLEARED], {"renewed": 1}),
     ("GS122", [{**UNCLEARED, "renewed": 1}], {"renewed": 0}),
     ("GS122", [{**LOOP, "looks": 8, "uncleared": 5}], {"uncleared": 4}),
+    ("GS104", [{**UNCLEARED, "renewed": 1, "late_backward": 2}], {"late_backward": 0}),
     ("GS122", [{**LOOP, "looks": 8, "uncleared": 5}], {"uncleared": 8}),
     ("GS117", [{**LOOP, "cleared_early": 3}], {"cleared_early": 2}),
     ("GS117", [{**LOOP, "written": 3, "peak": 0.0}], {"peak": 1e-9}),

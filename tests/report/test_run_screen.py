@@ -173,7 +173,7 @@ def test_the_headline_of_an_empty_run_depends_on_whether_it_has_ended(
         writer.close()
     shown = headline(diagnosed(tmp_path / "run.gs")).plain
     writer.close()
-    assert shown == f"run.gs  healthy  {text}"
+    assert shown == f"run.gs  not judged  {text}"
 
 
 def test_steps_without_gradients_are_counted_apart(tmp_path):

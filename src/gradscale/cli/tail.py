@@ -117,7 +117,7 @@ def _write(file: Path, every: float) -> None:
         for finding in (*found, *follower.messages):
             show(finding.text(), soft_wrap=True)
         if follower.ended and follower.last is None:
-            show(f"{follower.health}: no steps recorded", soft_wrap=True)
+            show("not judged: no steps recorded", soft_wrap=True)
         elif follower.ended:
             shown = ", ".join(
                 f"{name} {text}" for name, text in vitals(follower).items()

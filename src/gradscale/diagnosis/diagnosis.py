@@ -191,6 +191,8 @@ def diagnose_run(
 
 def _not_judged(steps: int, noted: Iterable[str]) -> Iterator[str]:
     """Yield the judgements that were not possible, with reasons."""
-    if 0 < steps < FEW_STEPS:
+    if not steps:
+        yield "the run: it has no steps"
+    elif steps < FEW_STEPS:
         yield f"trends: the run has {steps} steps, at least {FEW_STEPS} are needed"
     yield from noted

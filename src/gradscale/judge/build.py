@@ -319,6 +319,17 @@ def loss_overflow(context: Context, episode: Episode, times: int) -> Finding:
     return _finding("GS206", context, record.step, what, cost, seen)
 
 
+def is_nothing_left(history: History, record: StepRecord) -> bool:
+    """Return whether every gradient of a sampled step is 0, at a scale this low.
+
+    In several samples, with a loss that is not 0: where a loss has vanished, so have
+    its gradients.
+    """
+    sampled = record.lost is not None and history.layer_samples >= VANISHED_LAYER
+    nothing = sampled and record.amax == 0.0 and record.scale <= NO_SCALE
+    return nothing and record.loss not in (None, 0.0)
+
+
 def underflow(context: Context) -> Finding:
     """GS209: gradients are too small for float16."""
     record, history = context.record, context.history
@@ -333,10 +344,14 @@ def underflow(context: Context) -> Finding:
         f"every gradient is below the normal float16 range at S = {scale}, "
         f"{run.length} steps in a row"
     )
-    if history.layer:
+    nothing = is_nothing_left(history, record)
+    if history.layer and not nothing:
         seen["layer"] = history.layer
     flushed = context.observations.is_flushed(history.layer, record.amax)
-    if history.layer and (flushed or history.layer_sinking >= VANISHED_LAYER):
+    if nothing:
+        run = Streak(history.layer_samples, history.layer_since)
+        what = f"every gradient is exactly 0 at S = {scale}"
+    elif history.layer and (flushed or history.layer_sinking >= VANISHED_LAYER):
         run = Streak(history.layer_samples, history.layer_since)
         what = f"all gradients of {history.layer} are 0 or lost at S = {scale}"
     elif record.lost is not None and history.lost.length:
@@ -413,6 +428,8 @@ def scale_is_blamed(episode: Episode) -> bool:
 # Bits of headroom below which a larger batch may overflow. Recorded healthy runs swing
 # by up to four from batch to batch, policy gradients by six.
 NEAR_BITS = 6.0
+# A scale that lifts few gradients into the float16 range.
+NO_SCALE = 2.0**8
 # A fall of the scale by this many bits without effect rules it out as the cause.
 FAR_BITS = 8.0
 

@@ -367,7 +367,10 @@ RESET_BUFFERS = Advice(
 )
 BUFFERS = Cause(
     "weights-written",
-    lambda seen: forward(seen) and bool(seen.get("buffers")),
+    # A run that goes on although they are not finite does not depend on them.
+    lambda seen: (
+        forward(seen) and bool(seen.get("buffers")) and not seen.get("recovered")
+    ),
     "the buffer {buffers} is not finite",
     lambda seen: str(seen["buffers"]),
     (
@@ -646,6 +649,7 @@ RECURRING = Cause(
             "epoch: check the batch of step {since} for NaN, infinity, empty masks and "
             "labels out of range."
         ),
+        RESET_BUFFERS,
         FOR_NOTHING,
     ),
 )
@@ -663,6 +667,7 @@ ONE_BATCH = Cause(
             "The run recovered by itself, so single batches are the cause: check those "
             "of these steps for NaN, infinity, empty masks and labels out of range."
         ),
+        RESET_BUFFERS,
         APPLIED,
         FOR_NOTHING,
     ),
@@ -730,8 +735,8 @@ EPISODES = (
     WEIGHTS,
     CAST,
     BATCH,
-    BUFFERS,
     INPUT_RANGE,
+    BUFFERS,
     SCALE,
     REPLACED,
     LEARNING_RATE,

@@ -70,7 +70,7 @@ class Finding(NamedTuple):
             return printable(f"{self.code} {self.what}")
         rows = [
             ("where", self.where or _place(self)),
-            ("since", f"step {self.since}"),
+            ("since", f"step {self.since}" if self.since else ""),
             ("seen", in_words(self.evidence)),
             ("cost", self.cost),
             *(
@@ -79,7 +79,8 @@ class Finding(NamedTuple):
             ),
             ("more", self.more),
         ]
-        lines = [f"{self.code} step {self.step}: {self.what}"]
+        at = f" step {self.step}" if self.step else ""
+        lines = [f"{self.code}{at}: {self.what}"]
         lines += [f"  {name:<6} {value}" for name, value in rows if value]
         # Names and messages may come from a file of any origin.
         return "\n".join(map(printable, lines))

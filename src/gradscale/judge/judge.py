@@ -329,7 +329,10 @@ class Judge:
             )
         elif verdict is Verdict.GENUINE:
             finding = build.genuine(context, episode)
-        elif context.history.early_skips == LONG_CALIBRATION and not episode.reported:
+        elif context.history.early_skips == LONG_CALIBRATION and not (
+            # New scalers calibrate again and again.
+            episode.reported or "GS118" in self._reported
+        ):
             skips = Window(episode.since, steps=episode.steps, skips=episode.lost)
             finding = build.frequent_skips(context, episode, skips, fixed=False)
         elif (
@@ -393,6 +396,7 @@ class Judge:
             or history.tiny.length >= VANISHED_STEPS
             or (flushed is True and history.layer_samples >= samples)
             or (flushed is None and history.layer_sinking >= VANISHED_LAYER)
+            or build.is_nothing_left(history, record)
         )
         known = "GS209" in self._reported or not self._observations.uses_float16
         if vanished and not known:
@@ -447,7 +451,9 @@ class Judge:
         if full and not _is_explained(episode):
             self._frequent = True
             fixed = window.held >= TOO_MANY_SKIPS - 1
-            if not {"GS201", "GS205"} & {*episode.reported}:
+            # Scalers that are created repeatedly have been reported, and skip in turn.
+            known = {"GS201", "GS205"} & {*episode.reported}
+            if not known and "GS118" not in self._reported:
                 self._report(
                     build.frequent_skips(
                         self._context(record), episode, window, fixed=fixed
@@ -461,6 +467,14 @@ class Judge:
             if code not in self._reported:
                 self._reported.add(code)
                 found.append(build.misuse(context, code))
+
+    def up_to_now(self, finding: Finding) -> Finding:
+        """Return a finding of misuse with the counts of all observations so far."""
+        if finding.code not in self._observations.misused(ended=True):
+            return finding
+        record = StepRecord(self._history.step, self._history.good_scale, True, True)
+        now = build.misuse(self._context(record), finding.code)
+        return now._replace(step=finding.step, since=finding.since)
 
     def _check_trend(
         self, record: StepRecord, blamed: bool, found: list[Finding]

@@ -405,7 +405,7 @@ def _direct(seen: Observations) -> Misuse:
     times = int(_number(seen.loop, "direct_steps"))
     return Misuse(
         seen.since["loop"],
-        f"optimizer.step() was called directly, {counted(times, 'time')} so far",
+        f"optimizer.step() was called directly, at least {counted(times, 'time')}",
         "such steps use scaled gradients, or gradients that are not finite",
         {"direct_steps": times},
     )
@@ -426,7 +426,7 @@ def _late(seen: Observations) -> Misuse:
     return Misuse(
         seen.since["loop"],
         "backward() adds scaled gradients to gradients that are already unscaled, "
-        f"in {counted(times, 'iteration')} so far",
+        f"in at least {counted(times, 'iteration')}",
         "the sum is neither scaled nor unscaled, and the step is wrong",
         {"late_backward": times},
     )
@@ -516,7 +516,15 @@ MISUSES: dict[
         _direct,
     ),
     "GS104": (lambda seen: _number(seen.loop, "late_backward") > 0, _late),
-    "GS122": (lambda seen: seen._uncleared() and seen._sometimes(), _in_window),
+    "GS122": (
+        # Gradients that are unscaled in the middle of a window count as used.
+        lambda seen: (
+            seen._uncleared()
+            and seen._sometimes()
+            and not _number(seen.loop, "late_backward")
+        ),
+        _in_window,
+    ),
     "GS116": (lambda seen: seen._uncleared() and not seen._sometimes(), _uncleared),
     "GS117": (lambda seen: seen._zeroed(), _cleared),
     "GS118": (lambda seen: seen.scalers >= SCALERS, _anew),

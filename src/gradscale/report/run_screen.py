@@ -93,7 +93,8 @@ def headline(diagnosis: Diagnosis) -> Text:
     if _unended(diagnosis):
         counts += f", {_UNENDED}"
     nothing = "no steps yet" if _unended(diagnosis) else "no steps recorded"
-    health = str(diagnosis.health)
+    judged = diagnosis.steps or diagnosis.findings
+    health = str(diagnosis.health) if judged else "not judged"
     return Text.assemble(
         (str(diagnosis.path.name), "bold"),
         "  ",

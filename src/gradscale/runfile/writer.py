@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from gradscale.errors import ConfigError, GradscaleWarning
+from gradscale.errors import ConfigError, GradscaleError, GradscaleWarning
 from gradscale.runfile.committer import Committer, Flush, Item
 from gradscale.runfile.creation import journal_for, path_for_rank, prepare
 from gradscale.runfile.process_hooks import AtExit, ignore_forks, watch_forks
@@ -279,8 +279,13 @@ class RunWriter:
         error = getattr(sys, "last_type", None)
         if error is None:
             self.close("exit")
-        else:
-            self.close("error", error=error.__name__)
+            return
+        value = getattr(sys, "last_value", None)
+        if isinstance(value, GradscaleError):
+            text = str(value).splitlines()[0].removesuffix(f" [{value.code}]")
+            what = f"the run ended with {error.__name__}: {text}"
+            self.event(value.code, data={"what": what})
+        self.close("error", error=error.__name__)
 
     def hold(self, seconds: float) -> bool:
         """Block new transactions, before a fork."""

@@ -702,3 +702,19 @@ def test_the_half_precision_of_a_graph_is_found_below_a_float32_loss(dtype, name
 
 def test_the_dtype_inside_a_function_of_the_user_is_not_known():
     assert half_dtype(planted(parameter(2), 1.0)) is None
+
+
+def test_two_scalers_with_both_backward_passes_before_both_steps_are_no_direct_step(
+    tmp_path,
+):
+    loops = [Loop(tmp_path / f"{name}.gs") for name in "ab"]
+    for _ in range(UPDATES):
+        for loop in loops:
+            loop.optimizer.zero_grad()
+        for loop in loops:
+            loop.backward()
+        for loop in loops:
+            loop.scaler.step(loop.optimizer)
+        for loop in loops:
+            loop.scaler.update()
+    assert [loop.causes() for loop in loops] == [set(), set()]

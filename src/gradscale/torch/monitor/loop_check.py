@@ -280,10 +280,10 @@ class LoopCheck:
             both = AsyncTensor(torch.stack([*sizes, raw.to(sizes[0].device)]))
             self._sizes.append((self._counts["looks"], both))
 
-    def before_step(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer, *, scaled: bool) -> None:
         """Count a step that was not requested from the scaler. Called in any thread."""
         thread = self._optimizers[optimizer] = threading.get_ident()
-        if thread != self._thread or self.stepping or not self.due:
+        if thread != self._thread or scaled or not self.due:
             return
         states = {} if self._iteration is None else self._iteration.states
         if id(optimizer) in states:

@@ -12,8 +12,15 @@ from torch.utils.hooks import RemovableHandle
 class StepCheck(Protocol):
     """A check that runs before each step."""
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Inspect an optimizer, in the thread that steps it."""
+    stepping: bool
+
+    def before_step(self, optimizer: Optimizer, *, scaled: bool) -> None:
+        """Inspect an optimizer, in the thread that steps it.
+
+        Args:
+            optimizer: Before its step.
+            scaled: A scaler is stepping it.
+        """
 
 
 class StepHook:
@@ -53,10 +60,12 @@ class StepHook:
         if torch.compiler.is_compiling():
             # Dynamo traces hooks too, and does not support threads.
             return
-        for ref in list(self._checks.values()):
-            check = ref()
-            if check is not None:
-                check.before_step(optimizer)
+        found = [ref() for ref in list(self._checks.values())]
+        checks = [check for check in found if check is not None]
+        # In another thread it may be another optimizer's; wrong loops repeat.
+        scaled = any(check.stepping for check in checks)
+        for check in checks:
+            check.before_step(optimizer, scaled=scaled)
 
 
 step_hook = StepHook()
