@@ -40,8 +40,7 @@ def make(level, losses=1, cls=torch.optim.SGD, **settings):
         cls(model.parameters(), **given),
         opt_level=level,
         num_losses=losses,
-        verbosity=0,
-        **settings,
+        **{"verbosity": 0, **settings},
     )
 
 
@@ -264,6 +263,48 @@ def test_a_write_to_a_weight_reaches_its_master():
         scaled.backward()
     optimizer.step()
     assert model.param.item() == 3.0
+
+
+@pytest.mark.parametrize(("check_data", "expected"), [(True, 3.0), (False, 1.0)])
+def test_a_write_through_data_is_kept_with_check_data(check_data, expected):
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model, optimizer = amp.initialize(
+        model, optimizer, opt_level="O2", verbosity=0, check_data=check_data
+    )
+    for value in (1.0, 3.0):
+        model.weight.data.fill_(value)
+        with warnings.catch_warnings():
+            # Without check_data, the write is reported.
+            warnings.simplefilter("ignore", GradscaleWarning)
+            step(model, optimizer, torch.zeros(1, 1))
+    assert model.weight.item() == expected
+
+
+def plain_step(model, optimizer):
+    optimizer.zero_grad()
+    model(torch.randn(2, 1, 3, 3)).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_backward_pass_without_scale_loss_is_reported_once():
+    model, optimizer = make("O2", verbosity=1)
+    with pytest.warns(GradscaleWarning, match=r"without scale_loss.*GS103"):
+        plain_step(model, optimizer)
+    plain_step(model, optimizer)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O3"])
+def test_without_masters_a_plain_backward_pass_is_not_reported(level):
+    model, optimizer = make(level, verbosity=1)
+    plain_step(model, optimizer)
+
+
+def test_a_second_step_after_scale_loss_is_not_reported():
+    model, optimizer = make("O2", verbosity=1, loss_scale=1.0)
+    step(model, optimizer, torch.randn(2, 1, 3, 3))
+    optimizer.step()
 
 
 def test_an_optimizer_state_of_apex_has_no_masters_and_loads():

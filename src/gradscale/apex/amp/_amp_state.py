@@ -22,6 +22,7 @@ class AmpState:
         allow_incoming_model_not_fp32: Accept half-precision models.
         verbosity: 0 prints nothing.
         exact: Reproduce apex's defects; see `initialize`.
+        check_data: Keep writes through `.data`; see `initialize`.
         last: The outcome of the last backward pass that was unscaled.
         models: Where parameter names are looked up.
     """
@@ -30,6 +31,7 @@ class AmpState:
         self.allow_incoming_model_not_fp32 = False
         self.verbosity = 1
         self.exact = False
+        self.check_data = False
         self.handle: Any = None
         self.loss_scalers: list[Any] = []
         self.last: StepOutcome | None = None

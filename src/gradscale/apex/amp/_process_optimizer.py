@@ -100,6 +100,8 @@ class AmpOptimizer:
         self.window: tuple[Stash, float] | None = None
         self._masters: Masters | None = None
         self._check = DataCheck()
+        # A pass has begun, or its absence was reported.
+        self._knows_passes = False
 
     # Apex's names, for third-party code that reads them.
     @property
@@ -157,6 +159,7 @@ class AmpOptimizer:
 
         Those of a pass whose unscaling was delayed stay, rescaled to the new scale.
         """
+        self._knows_passes = True
         if self.window is not None:
             stash, before = self.window
             if before != scale:
@@ -240,6 +243,7 @@ class AmpOptimizer:
                 self.skips.append(loss_id)
         if self.skips:
             return self._skip()
+        self._check_gradients()
         with disable_casts(), torch.no_grad():
             self._keep_writes()
         with disable_casts():
@@ -270,6 +274,24 @@ class AmpOptimizer:
                 code="GS108",
             )
 
+    def _check_gradients(self) -> None:
+        """Warn once if the model has gradients and `scale_loss` was never used."""
+        if self._knows_passes:
+            return
+        masters = self.master_of.values()
+        if any(param.grad is not None for param in self.master_of) and all(
+            master.grad is None for master in masters
+        ):
+            self._knows_passes = True
+            _amp_state.warn(
+                f"{type(self.optimizer).__name__}.step() was called after a backward "
+                "pass without scale_loss(). The float32 masters get their gradients at "
+                "its end, so this step changes no half-precision weight. Write `with "
+                "amp.scale_loss(loss, optimizer) as scaled_loss: "
+                "scaled_loss.backward()`. Reported once for each optimizer.",
+                code="GS103",
+            )
+
     def _keep_writes(self) -> None:
         """Copy external writes to the parameters into their masters."""
         if not self.master_of:
@@ -283,7 +305,9 @@ class AmpOptimizer:
                 [LastWrite()] * len(owners),
                 self._check,
             )
-        self._masters.update_(None, list(_amp_state.models), check_data=False)
+        self._masters.update_(
+            None, list(_amp_state.models), check_data=_amp_state.check_data
+        )
 
     def _write_params(self) -> None:
         if self._masters is None:

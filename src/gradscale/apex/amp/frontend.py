@@ -130,6 +130,7 @@ def initialize(
     record: str | os.PathLike[str] | Recorder | None = None,
     sinks: Iterable[Any] = (),
     guard: Literal["report", "raise"] = "report",
+    check_data: bool = False,
 ) -> Any:
     """Prepare models and optimizers for a level; they are changed in place.
 
@@ -167,6 +168,9 @@ def initialize(
             get run.loss1.gs and so on. None for none.
         sinks: Receive the steps of loss 0; see `gradscale.sinks`.
         guard: "raise" raises `HopelessRun` once no scale can help.
+        check_data: At O2, also keep writes through `.data` to half-precision weights,
+            at the cost of reading weights and masters once more in each step. Without
+            it such a write is overwritten; a sampled check reports it once.
 
     Returns:
         Models and optimizers as given; only the models without optimizers.
@@ -202,6 +206,7 @@ def initialize(
     _amp_state.exact = (
         os.environ.get(EXACT, "") not in ("", "0") if exact is None else exact
     )
+    _amp_state.check_data = check_data
     _amp_state.last = None
     scalers = _initialize.make_scalers(
         properties.loss_scale,

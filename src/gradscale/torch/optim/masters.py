@@ -92,8 +92,9 @@ class DataCheck:
                 f"After a step, {listed} was written to through .data. Such a write "
                 "does not change the version counter, so the next step overwrites it "
                 "with the rounded float32 master. Write to the parameter itself under "
-                "torch.no_grad(), or pass check_data=True to the optimizer or to "
-                "master_weights(). Reported once.",
+                "torch.no_grad(), or pass check_data=True to the optimizer, to "
+                "master_weights() or to gradscale.apex's amp.initialize(). Reported "
+                "once.",
                 code="GS124",
             )
         )
