@@ -172,3 +172,34 @@ def test_hooks_of_the_model_see_what_goes_in_and_comes_out():
     model.register_forward_hook(lambda m, a, out: seen.append((a[0].dtype, out.dtype)))
     model(torch.ones(1, 2))
     assert seen == [(F32, F32)]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_replica_uses_its_own_weights(level):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1)).eval()
+    initialize(model, torch.optim.SGD(model.parameters(), lr=0.1), level, device="cpu")
+    x = torch.ones(3, 2)
+    expected = model(x)
+    # As `torch.nn.parallel.replicate` does for each device.
+    replica = model._replicate_for_data_parallel()
+    for name, part in model.named_children():
+        child = part._replicate_for_data_parallel()
+        for key, param in part.named_parameters():
+            setattr(child, key, torch.zeros_like(param))
+        setattr(replica, name, child)
+    assert replica(x).tolist() == [[0.0]] * 3
+    assert replica(x).dtype is expected.dtype
+    assert torch.equal(model(x), expected)
+    assert replica.forward.module is replica
+
+
+def test_a_replica_of_an_island_inside_other_casts_uses_its_own_weights():
+    layer = fp32_island(torch.nn.Linear(2, 1))
+    CastForward(layer, outputs=F16).install()
+    replica = layer._replicate_for_data_parallel()
+    replica.weight, replica.bias = torch.zeros(1, 2), torch.ones(1)
+    result = replica(torch.ones(1, 2, dtype=F16))
+    assert result.dtype is F16
+    assert result.item() == 1.0
+    layer.forward.remove()
+    assert layer(torch.ones(1, 2)).dtype is F32

@@ -67,9 +67,7 @@ def initialize(
         if outputs is None and dtype is not None:
             outputs = torch.float32
         if outputs is not None:
-            model.forward = CastForward(  # type: ignore[method-assign]
-                model, inputs=dtype, outputs=outputs
-            )
+            CastForward(model, inputs=dtype, outputs=outputs).install()
     for optimizer in optimizers:
         masters = bool(properties.master_weights)
         process_optimizer(optimizer, masters=masters, values=before)
@@ -147,9 +145,7 @@ def _unwrap(model: torch.nn.Module) -> None:
     """Remove the casts of an earlier call, so that they do not nest."""
     wrapper = model.__dict__.get("forward")
     if isinstance(wrapper, CastForward):
-        del model.__dict__["forward"]
-        if wrapper.before is not None:
-            model.__dict__["forward"] = wrapper.before
+        wrapper.remove()
 
 
 def _saved_in_f32(

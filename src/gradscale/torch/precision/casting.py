@@ -1,5 +1,6 @@
 """Casts the weights of a module, and the inputs and outputs of its forward pass."""
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -43,6 +44,34 @@ class CastForward:
         self.module = module
         self.inputs, self.autocast, self.outputs = inputs, autocast, outputs
         self.before: Callable[..., Any] | None = module.__dict__.get("forward")
+
+    def install(self) -> None:
+        """Put it on its module, and a copy of it on each replica of the module."""
+        self.module.forward = self  # type: ignore[method-assign]
+        # Called by `torch.nn.DataParallel`, whose replicas share all attributes.
+        self.module.__dict__["_replicate_for_data_parallel"] = self._replicate
+
+    def remove(self) -> None:
+        """Restore the module."""
+        del self.module.__dict__["forward"]
+        self.module.__dict__.pop("_replicate_for_data_parallel", None)
+        if isinstance(self.before, CastForward):
+            self.before.install()
+        elif self.before is not None:
+            self.module.forward = self.before  # type: ignore[method-assign]
+
+    def _replicate(self) -> torch.nn.Module:
+        kind: Any = type(self.module)
+        replica: torch.nn.Module = kind._replicate_for_data_parallel(self.module)
+        self._of(replica).install()
+        return replica
+
+    def _of(self, module: torch.nn.Module) -> "CastForward":
+        made = copy.copy(self)
+        made.module = module
+        if isinstance(self.before, CastForward):
+            made.before = self.before._of(module)
+        return made
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -116,9 +145,9 @@ def fp32_island(
     """
     module.float()
     if not isinstance(module.__dict__.get("forward"), CastForward):
-        module.forward = CastForward(  # type: ignore[method-assign]
+        CastForward(
             module, inputs=torch.float32, autocast=False, outputs=outputs
-        )
+        ).install()
     return module
 
 

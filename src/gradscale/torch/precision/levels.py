@@ -101,9 +101,9 @@ def cast_to_level_(model: torch.nn.Module, level: Level) -> dict[Tensor, Tensor]
     if level.cast_model is not None:
         before = cast_model_(model, level.cast_model, level.keep_fp32)
     _check_half_under_autocast(model, level)
-    model.forward = CastForward(  # type: ignore[method-assign]
+    CastForward(
         model, inputs=level.cast_model, autocast=level.autocast, outputs=level.outputs
-    )
+    ).install()
     return before
 
 
