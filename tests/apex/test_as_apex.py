@@ -4,6 +4,7 @@ import importlib
 import sys
 
 import pytest
+import torch
 
 import gradscale.apex
 import gradscale.apex.amp._amp_state
@@ -41,6 +42,8 @@ PATHS = [
     "apex.fp16_utils.fp16_optimizer",
     "apex.fp16_utils.loss_scaler",
     "apex.multi_tensor_apply",
+    "apex.normalization",
+    "apex.normalization.fused_layer_norm",
     "apex.optimizers",
     "apex.parallel",
     "apex.parallel.LARC",
@@ -74,6 +77,41 @@ def test_the_compiled_extension_is_found_too(as_apex):
 def test_what_is_not_there_is_missing(as_apex, path):
     with pytest.raises(ModuleNotFoundError, match=path):
         importlib.import_module(path)
+
+
+@pytest.mark.parametrize(
+    ("statement", "advice"),
+    [
+        ("from apex import mlp", r"provide apex\.mlp.*Linear"),
+        ("from apex.mlp import MLP", r"provide apex\.mlp.*Linear"),
+        ("import apex.contrib.xentropy", r"provide apex\.contrib.*torch\.nn"),
+        ("from apex.RNN import LSTM", r"torch\.nn\.LSTM"),
+        ("import apex.parallel.multiproc", "torchrun"),
+        ("from apex import other", r"docs/apex\.md"),
+    ],
+)
+def test_the_error_for_a_missing_module_names_an_alternative(
+    as_apex, statement, advice
+):
+    with pytest.raises(ModuleNotFoundError, match=advice):
+        exec(statement)
+
+
+def test_the_norms_are_those_of_torch(as_apex):
+    from apex.normalization import FusedLayerNorm, FusedRMSNorm
+
+    x = torch.randn(3, 4)
+    expected = torch.nn.LayerNorm(4, eps=1e-3)(x)
+    assert torch.equal(FusedLayerNorm(4, eps=1e-3)(x), expected)
+    expected = torch.nn.RMSNorm(4, eps=1e-5)(x)
+    assert torch.equal(FusedRMSNorm([4], elementwise_affine=False)(x), expected)
+
+
+@pytest.mark.parametrize("kind", ["MixedFusedLayerNorm", "MixedFusedRMSNorm"])
+def test_a_mixed_norm_returns_the_dtype_of_its_weight(as_apex, kind):
+    norm = getattr(importlib.import_module("apex.normalization"), kind)(4)
+    assert norm(torch.ones(2, 4).half()).dtype is torch.float32
+    assert norm.half()(torch.ones(2, 4)).dtype is torch.float16
 
 
 def test_it_can_be_undone(unrelated):

@@ -8,6 +8,7 @@ from gradscale.apex import (
     amp,
     fp16_utils,
     multi_tensor_apply,
+    normalization,
     optimizers,
     parallel,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "fp16_utils",
     "install_as_apex",
     "multi_tensor_apply",
+    "normalization",
     "optimizers",
     "parallel",
 ]
