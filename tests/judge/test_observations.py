@@ -280,7 +280,7 @@ def test_a_target_is_of_the_batch():
     target = {**PLACE, "direction": "forward", "module": None, "operation": ""}
     place = place_of(1, {**target, "tensor": "target", "was_float16": True})
     assert (place.given, place.was_float16) == (True, True)
-    assert place.said == "forward outside any module, target: 3 of 4,096 inf"
+    assert place.said == "a target of the loss: 3 of 4,096 inf"
 
 
 def test_the_last_counts_of_the_loop_are_those_that_hold():

@@ -67,8 +67,8 @@ from gradscale.judge.phrases import in_words
         ({"floor_steps": 3}, "3 steps in a row at the floor"),
         (
             {"lost": 0.41, "amax": 0.02, "headroom_bits": 21.6, "room": "2^19"},
-            "41% of the elements too small; largest scaled gradient 0.02; 21.6 bits "
-            "below 65504",
+            "41% of the elements too small; largest scaled gradient 0.02; gradients 22 "
+            "bits below 65504",
         ),
         (
             {"culprit": "a", "culprits": 3, "tensors": 5},

@@ -229,7 +229,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "float32": "in float32: torch.autocast(device, enabled=False)",
         "find": "Find the tensors at the next skip: gradscale run, or "
         "scaler.last.culprits.",
-        "guard": ' GradScaler(guard="raise") of gradscale holds the scale while the '
+        "guard": ' With gradscale, GradScaler(guard="raise") keeps the scale while the '
         "loss is not finite, and stops a hopeless run.",
         "clip": "Clip the gradients by their norm: scaler.unscale_(optimizer), then "
         "clip_grad_norm_.",
@@ -266,9 +266,9 @@ KNOWN_PATTERN = Advice(
     "Look at {place_at}. {place_instead}", lambda seen: bool(seen.get("place_instead"))
 )
 FOR_NOTHING = Advice(
-    "The scale fell from {scale_from} to {scale} for nothing: skip such batches before "
-    "backward.{how_guard}",
-    lambda seen: seen.get("bits", 0.0) >= 1.0,
+    "The scale fell from {scale_from} to {scale} for nothing: leave out a batch whose "
+    "loss is not finite, before its backward pass.{how_guard}",
+    lambda seen: forward(seen) and seen.get("bits", 0.0) >= 1.0,
 )
 CHECKPOINT = Advice(
     "Load a checkpoint from before step {usual_before} and continue with a lower "
@@ -389,7 +389,14 @@ BATCH = Cause(
     (
         Advice(
             "The batch of step {place_step} contains {place_word} before the forward "
-            "pass ({place}): check the data of that step and its preprocessing."
+            "pass ({place}): check the data of that step and its preprocessing.",
+            lambda seen: seen.get("place_tensor") != "target",
+        ),
+        Advice(
+            "The targets of step {place_step} contain {place_word}: check the data and "
+            "how targets are computed, such as a division by a standard deviation of "
+            "0. Mask them before the loss: after it, their gradients are still NaN.",
+            lambda seen: seen.get("place_tensor") == "target",
         ),
         RESET_BUFFERS,
         FOR_NOTHING,
@@ -569,9 +576,9 @@ FORWARD = Cause(
             _input_is_bad,
         ),
         Advice(
-            "Look at {place_at}, whose output is the first that is NaN: 0/0, infinity "
-            "minus infinity after a value above 65504, a fully masked row, the log or "
-            "root of a negative number.",
+            "Look at {place_at}, whose output is the first that is NaN: 0/0; a value "
+            "above 65504 or a log of 0, then infinity/infinity, infinity - infinity or "
+            "0 * infinity; a fully masked row; the log or root of a negative number.",
             lambda seen: _kind("nan")(seen) and not _input_is_bad(seen),
         ),
         Advice(
@@ -706,8 +713,9 @@ UNKNOWN = Cause(
             lambda seen: seen.get("loss") == "inf",
         ),
         Advice(
-            "NaN: look for 0/0, infinity minus infinity, the log or root of a negative "
-            "number, in the first module with a NaN output.",
+            "NaN: look for 0/0, infinity/infinity, infinity - infinity, 0 * infinity, "
+            "the log or root of a negative number, in the first module with a NaN "
+            "output.",
             lambda seen: seen.get("loss") == "nan",
         ),
         Advice(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gradscale.core.records import StepRecord, Verdict, classify
 from gradscale.judge import build
 from gradscale.judge.build import Context, Window, scale_is_blamed
-from gradscale.judge.findings import Finding
+from gradscale.judge.findings import Finding, lost_batches
 from gradscale.judge.history import (
     ENDED_AFTER,
     FIRST_STEPS,
@@ -469,7 +469,9 @@ class Judge:
                 found.append(build.misuse(context, code))
 
     def up_to_now(self, finding: Finding) -> Finding:
-        """Return a finding of misuse with the counts of all observations so far."""
+        """Return a finding that counts all occurrences, with the counts so far."""
+        if finding.code == "GS203" and finding.evidence.get("recovered"):
+            return finding._replace(cost=lost_batches(self._bad_losses.lost))
         if finding.code not in self._observations.misused(ended=True):
             return finding
         record = StepRecord(self._history.step, self._history.good_scale, True, True)

@@ -114,7 +114,8 @@ def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
             inside, shown = "the loss itself, outside any module", ""
             at = "the loss computation after the last module"
         elif tensor == "target":
-            inside, at = "forward outside any module", "the targets of the loss"
+            inside, shown = "a target of the loss", ""
+            at = "the targets of the loss"
     else:
         inside = f"{direction} of {module or 'the model itself'}{of_class}"
         at = f"module '{module}'{of_class}" if module else "the model"

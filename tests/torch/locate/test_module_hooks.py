@@ -1,6 +1,7 @@
 """Module hooks locate non-finite values and leave nothing behind when disabled."""
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -119,6 +120,63 @@ def test_a_batch_that_is_not_finite_is_an_input():
     model = Between(lambda x: x)
     found = watched(model, lambda: model(half_ones() / 0.0).float().sum())
     assert (found.module, found.tensor, found.count) == ("", "input", 4)
+
+
+def with_targets(targets, loss_of_difference, model=None):
+    """Return the location for a loss of the difference from some targets."""
+    model = nn.Linear(2, 3) if model is None else model
+    x = torch.ones(2, 2)
+    return watched(model, lambda: loss_of_difference(model(x).float() - targets))
+
+
+def test_a_nan_of_a_difference_is_one_of_the_target():
+    targets = torch.zeros(2, 3)
+    targets[0, 1] = math.nan
+    seen = with_targets(targets, lambda difference: difference.square().mean())
+    assert (seen.direction, seen.tensor, seen.count) == ("forward", "target", 1)
+
+
+def test_a_target_that_is_masked_after_its_loss_is_named_for_the_nan_gradients():
+    targets = torch.zeros(2, 3)
+    targets[0, 1] = math.nan
+
+    def masked(difference):
+        squares = difference.square()
+        return squares[~squares.isnan()].mean()
+
+    seen = with_targets(targets, masked)
+    assert (seen.direction, seen.tensor, seen.loss_finite) == (
+        "forward",
+        "target",
+        True,
+    )
+
+
+def test_an_overflow_of_a_difference_is_not_of_the_target():
+    seen = with_targets(
+        torch.full((2, 3), -3e38), lambda difference: (difference * 4).square().mean()
+    )
+    assert seen.tensor == "loss"
+
+
+def test_a_nan_that_is_computed_after_the_last_module_is_not_of_the_target():
+    model = nn.Linear(2, 1)
+    nn.init.constant_(model.weight, -1.0)
+    x, targets = torch.ones(2, 2), torch.zeros(2, 1)
+
+    def loss():
+        return (model(x).log() - targets).square().mean()
+
+    assert watched(model, loss).tensor == "loss"
+
+
+@pytest.mark.parametrize(("training", "found"), [(True, "output"), (False, "loss")])
+def test_statistics_of_a_norm_are_not_targets(training, found):
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).train(training)
+    model[1].eval().running_var.fill_(math.nan)
+    seen = watched(model, lambda: model(torch.ones(2, 2)).relu().mean())
+    # The forward pass of a model in evaluation mode is not observed.
+    assert seen.tensor == found
 
 
 def test_a_softmax_of_masked_rows_is_named_not_the_mask():

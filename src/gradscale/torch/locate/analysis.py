@@ -167,8 +167,8 @@ class Observation(NamedTuple):
     """One tensor that the module hooks measured.
 
     Attributes:
-        tensor: "input" or "output" of a module, "target", "loss", "scaled loss",
-            "grad_input", "grad_output" or "gradient of NAME".
+        tensor: "input" or "output" of a module, "target", "difference" from a target,
+            "loss", "scaled loss", "grad_input", "grad_output" or "gradient of NAME".
         module: The module it belongs to.
         caller: For an input, the module that called `module`.
         stats: Index of its statistics.
@@ -210,6 +210,12 @@ def locate(
         stats: Statistics of the observed tensors.
         scale: The scale that multiplied the loss.
     """
+    # A NaN of a difference is one of the target; an infinity may be an overflow.
+    observations = [
+        each._replace(tensor="target") if each.tensor == "difference" else each
+        for each in observations
+        if each.tensor != "difference" or stats[each.stats].nan
+    ]
     forward = [each for each in observations if each.node < 0]
     losses = [each for each in forward if each.tensor in LOSSES]
     plain = [each for each in losses if each.tensor == "loss"]
@@ -225,12 +231,16 @@ def locate(
     bad = [i for i, e in enumerate(observations) if not stats[e.stats].finite]
     in_forward = [i for i in bad if observations[i].node < 0]
     if not bad_losses:
-        # A saturating function hides an infinity from the loss. Others may be masks.
+        # A saturating function hides an infinity from the loss, and a mask a NaN of
+        # the target, but not from its derivative. Others may be masks.
         in_forward = [
             i
             for i in in_forward
-            if observations[i].tensor == "output"
-            and _input_peak(observations[i], forward, stats) > LARGEST_HALF
+            if (
+                observations[i].tensor == "output"
+                and _input_peak(observations[i], forward, stats) > LARGEST_HALF
+            )
+            or (observations[i].tensor == "target" and stats[observations[i].stats].nan)
         ]
     first = first_origin(
         _origin_of(i, each, nodes, stats[each.stats], masked=nan_loss)

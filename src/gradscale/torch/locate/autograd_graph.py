@@ -23,6 +23,9 @@ VIEWS = (
     "AliasBackward",
     "CloneBackward",
 )
+# Those of which a part is left.
+PARTS = ("SelectBackward", "SliceBackward", "ExpandBackward")
+SUMS = ("SubBackward", "RsubBackward", "AddBackward")
 
 
 def nodes_of(losses: Iterable[Tensor]) -> list[Any]:
@@ -61,8 +64,7 @@ def leaf_behind(node: Any) -> Tensor | None:
             return None
         if is_leaf(node):
             return node.variable
-        passes_on = is_view(node) or node.name().startswith("ToCopyBackward")
-        if len(node.next_functions) != 1 or not passes_on:
+        if len(node.next_functions) != 1 or not _passes_on(node):
             return None
         node = node.next_functions[0][0]
     return None
@@ -84,17 +86,49 @@ def data_saved_by(node: Any) -> list[Tensor]:
     >>> data_saved_by(torch.nn.functional.mse_loss(output, target).grad_fn)
     [tensor([0., 0.])]
     """
+    return [each for each in _saved_by(node) if not each.requires_grad]
+
+
+def differences_saved_by(node: Any) -> list[tuple[Tensor, Any]]:
+    """Return the differences from data, and sums with it, that a node keeps.
+
+    Each with the node that computed the other operand, behind views and casts. Where
+    that operand is finite, a NaN of the difference is one of the data.
+
+    >>> import torch
+    >>> layer, target = torch.nn.Linear(1, 1), torch.ones(2, 1)
+    >>> loss = (layer(torch.ones(2, 1)).float() - target).square().mean()
+    >>> ((kept, behind),) = differences_saved_by(loss.grad_fn.next_functions[0][0])
+    >>> kept.shape, behind.name()
+    (torch.Size([2, 1]), 'AddmmBackward0')
+    """
+    found = []
+    for each in _saved_by(node):
+        if each.grad_fn is None or not each.grad_fn.name().startswith(SUMS):
+            continue
+        computed = [given for given, _ in each.grad_fn.next_functions]
+        if len(computed) == 2 and computed.count(None) == 1:
+            behind: Any = computed[0] or computed[1]
+            while len(behind.next_functions) == 1 and (
+                _passes_on(behind) or behind.name().startswith(PARTS)
+            ):
+                behind = behind.next_functions[0][0]
+            found.append((each, behind))
+    return found
+
+
+def _saved_by(node: Any) -> list[Tensor]:
     found = []
     for name in dir(node):
         if name.startswith("_saved_"):
             # Raised for a tensor that was freed or written to since.
             with suppress(RuntimeError):
                 found.append(getattr(node, name))
-    return [
-        each
-        for each in found
-        if isinstance(each, Tensor) and each.dim() and not each.requires_grad
-    ]
+    return [each for each in found if isinstance(each, Tensor) and each.dim()]
+
+
+def _passes_on(node: Any) -> bool:
+    return is_view(node) or node.name().startswith("ToCopyBackward")
 
 
 def has_reentrant_checkpoint(nodes: Iterable[Any]) -> bool:

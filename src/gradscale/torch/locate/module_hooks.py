@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from gradscale.torch.locate.analysis import GraphNode, Observation, Operation, locate
 from gradscale.torch.locate.autograd_graph import (
     data_saved_by,
+    differences_saved_by,
     is_view,
     leaf_behind,
     nodes_of,
@@ -193,6 +194,12 @@ class ModuleHooks:
             for node in outside
             for data in data_saved_by(node)
             if is_plain(data) and data.data_ptr() not in own
+        ]
+        given += [
+            ("difference", each)
+            for node in outside
+            for each, behind in differences_saved_by(node)
+            if self._modules.of_node(behind) != NO_MODULE
         ]
         for role, tensor in (*given, ("loss", loss), ("scaled loss", scaled)):
             if is_plain(tensor):
