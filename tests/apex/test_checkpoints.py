@@ -373,5 +373,6 @@ def test_each_loss_is_recorded_in_a_file_of_its_own(tmp_path):
             rows = list(run.steps())
             assert [row.step for row in rows] == [1, 2, 3]
             assert run.meta["policy"]["kind"] == "DynamicScale"
+            assert run.meta["framework"] == "apex"
             assert "conv.weight" in run.meta["parameters"]
             assert all(row.loss is not None for row in rows)

@@ -438,3 +438,10 @@ def test_a_bad_batch_is_named_before_the_statistics_that_it_poisoned():
     cause = cause_of("GS203", seen)
     assert cause is causes.BATCH
     assert any(text.startswith("Reset norm.r") for text in advice_of(cause, seen))
+
+
+def test_advice_for_an_apex_run_names_its_calls():
+    seen = {**LOSS, "bits": 9.0, "scale": "2^7", "scale_from": "2^16"}
+    advice = advice_of(cause_of("GS203", seen), seen, "apex")
+    assert any('amp.initialize(..., guard="raise")' in text for text in advice)
+    assert not any("GradScaler" in text for text in advice)

@@ -237,6 +237,15 @@ WORDS: Mapping[str, Mapping[str, str]] = {
         "scaling": "Check that the loss was multiplied by the scale before the "
         "gradients were computed, scaler.scale(loss).backward()",
     },
+    "apex": {
+        "guard": ' amp.initialize(..., guard="raise") stops a hopeless run.',
+        "settings": 'loss_scale="dynamic"',
+        "interval": "growth interval",
+        "clip": "Clip the gradients by their norm: clip_grad_norm_ of "
+        "amp.master_params(optimizer), after the block of scale_loss.",
+        "scaling": "Check that the backward pass was that of the scaled loss, with "
+        "amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()",
+    },
     "jax": {
         "float32": "in float32: Precision(..., keep=...)",
         "find": "Find the tensors at the next skip: params= of the recorder, or "

@@ -118,7 +118,7 @@ def make_scalers(
             guard=guard,
             quiet=quiet,
             process=process_here,
-            versions={"torch": torch.__version__},
+            versions={"apex": "gradscale", "torch": torch.__version__},
         )
         scalers.append(scaler)
     return scalers
