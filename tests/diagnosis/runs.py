@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gradscale import StepRecord
 from gradscale.diagnosis import Diagnosis, diagnose_run
-from gradscale.judge.build import Reported
+from gradscale.judge.finding_builders import Reported
 from gradscale.judge.findings import clear_recovered, merge_repeats
 from gradscale.judge.judge import Judge
 from gradscale.runfile import BINS, RunWriter, TensorSample, open_run

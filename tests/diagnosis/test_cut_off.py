@@ -6,7 +6,7 @@ import pytest
 
 from gradscale import StepRecord
 from gradscale.diagnosis.following import Follower
-from gradscale.judge.build import Reported
+from gradscale.judge.finding_builders import Reported
 from gradscale.judge.findings import by_severity, clear_recovered, merge_repeats
 from gradscale.recording.recorded_run import RecordedRun
 from gradscale.recording.recorder import Recorder

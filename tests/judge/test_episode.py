@@ -14,7 +14,7 @@ USELESS = GOOD._replace(loss_finite=False, loss=math.inf)
 
 def episode_of(*records, **fields):
     """Return an episode of these steps, from step 1 on at 2^16."""
-    given = {"headroom": None, "raised": False, "sought": False, **fields}
+    given = {"headroom": None, "raised": False, "new_scale": False, **fields}
     episode = Episode(since=1, scale_from=2.0**16, **given)
     for step, record in enumerate(records, start=1):
         if is_lost(record):
@@ -48,12 +48,12 @@ def test_five_finite_steps_in_a_row_end_an_episode():
 def test_finite_steps_between_lost_ones_belong_to_it_and_those_after_do_not():
     episode = episode_of(BAD, GOOD, GOOD, BAD, BAD, GOOD)
     assert (episode.lost, episode.taken, episode.steps) == (3, 2, 5)
-    assert (episode.last, episode.finite, episode.row) == (5, 1, 0)
+    assert (episode.last, episode.finite, episode.lost_in_row) == (5, 1, 0)
 
 
 def test_losses_and_gradients_are_counted_apart():
     episode = episode_of(BAD, LOST, BAD, LOST, LOST)
-    assert (episode.lost, episode.row) == (5, 5)
+    assert (episode.lost, episode.lost_in_row) == (5, 5)
     assert (episode.losses, episode.loss_row) == (3, 2)
     assert (episode.gradients, episode.gradient_row) == (2, 0)
 
@@ -95,7 +95,7 @@ def test_the_bits_of_a_row_begin_with_the_row():
 
 def test_steps_at_the_scale_of_the_one_before_are_held():
     episode = episode_of(BAD, BAD, BAD, BAD._replace(scale=2.0**15))
-    assert (episode.gradient_row, episode.held) == (4, 2)
+    assert (episode.gradient_row, episode.same_scale) == (4, 2)
 
 
 def test_a_row_knows_its_nans_and_the_steps_after_the_last():
@@ -111,10 +111,10 @@ def test_steps_with_much_headroom_are_counted_with_their_fall():
     for bits, headroom in enumerate((11.9, 12.0, 20.0)):
         scale = 2.0 ** (16 - bits)
         episode.add_lost(BAD._replace(scale=scale), (), headroom)
-    assert (episode.spared, episode.spared_bits) == (2, 1.0)
+    assert (episode.headroom_skips, episode.bits_lost_with_headroom) == (2, 1.0)
     episode.add_lost(BAD._replace(grown=True), (), 20.0)
     episode.add_lost(LOST, (), 20.0)
-    assert episode.spared == 2
+    assert episode.headroom_skips == 2
 
 
 def test_the_culprits_are_those_of_the_last_step():

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from gradscale.core.records import StepRecord, Verdict
 from gradscale.diagnosis.culprits import NO_TENSORS, Culprits, tensors_in
-from gradscale.diagnosis.messages import recorded
+from gradscale.diagnosis.event_findings import recorded
 from gradscale.diagnosis.records import Records, is_skipped
 from gradscale.diagnosis.underflow import Meter
-from gradscale.judge.build import Reported
+from gradscale.judge.finding_builders import Reported
 from gradscale.judge.findings import (
     Finding,
     by_severity,

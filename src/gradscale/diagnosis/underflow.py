@@ -22,7 +22,7 @@ from gradscale.core.flushed_zeros import (
     tally_of,
 )
 from gradscale.core.formatting import percent, power
-from gradscale.judge.build import SPARE_BITS
+from gradscale.judge.finding_builders import SPARE_BITS
 from gradscale.runfile import LOWEST_EXPONENT, SampleRow
 
 # Other scales of the table, in bits from the present one.

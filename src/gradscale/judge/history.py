@@ -41,7 +41,7 @@ FIRST_STEPS = 20
 FRESH_STEPS = 3
 # Bits of headroom that rule out the scale as the cause even during calibration. Weight
 # gradients have unused headroom where those of activations overflow first.
-SPARED_BITS = 12.0
+AMPLE_BITS = 12.0
 _IDLE = Verdict.NO_GRADIENTS.code
 _COLLAPSE = Verdict.COLLAPSE.code
 UNSKIPPED = tuple(v.code for v in verdicts_where(lambda row: not row.skipped))
@@ -163,7 +163,7 @@ class Episode:
         lost: Lost steps.
         applied: Lost steps that were applied: their loss was not finite, their
             gradients were.
-        row: Lost steps in a row, up to the last.
+        lost_in_row: Lost steps in a row, up to the last.
         finite: Finite steps since the last lost one.
         taken: Finite steps between lost ones.
         losses: Steps with a non-finite loss.
@@ -173,7 +173,7 @@ class Episode:
         gradient_row: Such steps in a row.
         nan: Steps of `gradient_row` with a NaN.
         after_nan: Steps of `gradient_row` after the last NaN.
-        held: Steps of `gradient_row` at the scale of the one before.
+        same_scale: Steps of `gradient_row` at the scale of the one before.
         row_from: The scale before the first step of `gradient_row`.
         scaled_losses: Steps whose scaled loss overflowed.
         norms: Steps whose norm overflowed.
@@ -181,11 +181,11 @@ class Episode:
         headroom: Bits between the largest gradient of the recent finite steps and
             65504, at the scale of the first lost step; None if unknown.
         raised: The first lost step was among the first at a scale that was raised.
-        sought: It was among the first at another new scale, or in the calibration.
-        acquitted: An observed location is unrelated to the scale.
-        spared: Steps of the episode that were not finite although the gradients of
-            finite steps leave `SPARED_BITS` of headroom, up to the last.
-        spared_from: The scale of the first of them.
+        new_scale: It was among the first at another new scale, or in the calibration.
+        scale_excluded: An observed location is unrelated to the scale.
+        headroom_skips: Steps of the episode that were not finite although the gradients
+            of finite steps leave `AMPLE_BITS` of headroom, up to the last.
+        headroom_from: The scale of the first of them.
         culprit: The first tensor that was not finite at the last skip.
         culprits: The number of such tensors.
         reported: The codes of the findings on it.
@@ -196,14 +196,14 @@ class Episode:
     scale_from: float
     headroom: float | None
     raised: bool
-    sought: bool
-    acquitted: bool = False
+    new_scale: bool
+    scale_excluded: bool = False
     last: int = 0
     scale: float = 0.0
     lowest: float = math.inf
     lost: int = 0
     applied: int = 0
-    row: int = 0
+    lost_in_row: int = 0
     finite: int = 0
     taken: int = 0
     losses: int = 0
@@ -213,13 +213,13 @@ class Episode:
     gradient_row: int = 0
     nan: int = 0
     after_nan: int = 0
-    held: int = 0
+    same_scale: int = 0
     row_from: float = 0.0
     scaled_losses: int = 0
     norms: int = 0
     weights: int = 0
-    spared: int = 0
-    spared_from: float = 0.0
+    headroom_skips: int = 0
+    headroom_from: float = 0.0
     culprit: str = ""
     culprits: int = 0
     reported: tuple[str, ...] = ()
@@ -236,9 +236,9 @@ class Episode:
         return exponent(self.scale_from) - exponent(self.lowest)
 
     @property
-    def spared_bits(self) -> float:
-        """By how many bits the scale has fallen over the `spared` steps."""
-        return exponent(self.spared_from) - exponent(self.lowest)
+    def bits_lost_with_headroom(self) -> float:
+        """By how many bits the scale has fallen over the `headroom_skips` steps."""
+        return exponent(self.headroom_from) - exponent(self.lowest)
 
     @property
     def row_bits(self) -> float:
@@ -248,7 +248,7 @@ class Episode:
     def add_finite(self) -> bool:
         """Add a finite step; return whether the episode has ended."""
         self.finite += 1
-        self.row = self.loss_row = self.gradient_row = 0
+        self.lost_in_row = self.loss_row = self.gradient_row = 0
         return self.finite >= ENDED_AFTER
 
     def add_lost(
@@ -265,7 +265,7 @@ class Episode:
         self.finite = 0
         self.last = record.step
         self.lost += 1
-        self.row += 1
+        self.lost_in_row += 1
         self.applied += record.applied
         self.culprit = culprits[0] if culprits else ""
         self.culprits = len(culprits)
@@ -280,9 +280,9 @@ class Episode:
             self.loss_kind = _kind(record.loss)
         if _by_gradients(record):
             self._add_gradients(record)
-            if headroom is not None and headroom >= SPARED_BITS and not record.grown:
-                self.spared += 1
-                self.spared_from = self.spared_from or record.scale
+            if headroom is not None and headroom >= AMPLE_BITS and not record.grown:
+                self.headroom_skips += 1
+                self.headroom_from = self.headroom_from or record.scale
         else:
             # A cause other than the scale: no evidence about other scales.
             self.gradient_row = 0
@@ -293,9 +293,9 @@ class Episode:
         self.gradients += 1
         if self.gradient_row == 0:
             self.row_from = self.scale or self.scale_from
-            self.nan = self.after_nan = self.held = 0
+            self.nan = self.after_nan = self.same_scale = 0
         else:
-            self.held += record.scale == self.scale
+            self.same_scale += record.scale == self.scale
         self.gradient_row += 1
         self.nan += record.nan
         self.after_nan = 0 if record.nan else self.after_nan + 1
@@ -341,15 +341,15 @@ class Scattered:
 
     @classmethod
     def of(cls, episode: Episode) -> "Scattered":
-        """Return the `spared` steps of one episode alone."""
+        """Return the `headroom_skips` steps of one episode alone."""
         return cls(
             times=1,
-            lost=episode.spared,
+            lost=episode.headroom_skips,
             since=episode.since,
             nan=episode.nan > 0,
-            highest=episode.spared_from,
+            highest=episode.headroom_from,
             lowest=episode.lowest,
-            headroom=SPARED_BITS,
+            headroom=AMPLE_BITS,
         )
 
     def add(self, episode: Episode) -> None:
@@ -395,7 +395,7 @@ class History:
         good_log2: Its log2.
         healthy_at: The last step that ended ten finite ones in a row; 0 if there is
             none.
-        none: Steps without a gradient.
+        no_gradients: Steps without a gradient.
         tiny: Finite steps with no gradient among the float16 normals.
         lost: Sampled steps, not necessarily neighbours, that lost too much.
         loss_mean: Running mean of the finite losses.
@@ -434,7 +434,7 @@ class History:
     good_scale: float = 0.0
     good_log2: float = exponent(0.0)
     healthy_at: int = 0
-    none: Streak = field(default_factory=Streak)
+    no_gradients: Streak = field(default_factory=Streak)
     tiny: Streak = field(default_factory=Streak)
     lost: Streak = field(default_factory=Streak)
     loss_mean: float = 0.0
@@ -458,7 +458,7 @@ class History:
     def add_idle(self, step: int) -> None:
         """Add a step without a gradient."""
         self.step = step
-        self.none.add(step, True)
+        self.no_gradients.add(step, True)
 
     def add(self, record: StepRecord, *, lost: bool) -> None:
         """Add the next step with gradients.
@@ -468,7 +468,7 @@ class History:
             lost: See `Episode`.
         """
         self.step = record.step
-        self.none.length = 0
+        self.no_gradients.length = 0
         if self.steps == 0:
             self.first_step, self.first_scale = record.step, record.scale
             # A resumed run has already been calibrated.
@@ -533,7 +533,8 @@ class History:
             self.raised = record.scale > self.good_scale > 0.0
         self.finite += 1
         self.taken += record.applied
-        self.fits = self.fits or FITS_AFTER == self.steps == self.finite
+        if self.finite == self.steps == FITS_AFTER:
+            self.fits = True
         self.good_scale = record.scale
         if self.finite >= SETTLED_AFTER:
             self.healthy_at = record.step

@@ -8,8 +8,8 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from gradscale.core.records import StepRecord, Verdict, classify
-from gradscale.judge import build
-from gradscale.judge.build import Context, Window, scale_is_blamed
+from gradscale.judge import finding_builders as build
+from gradscale.judge.finding_builders import Context, Window, scale_is_blamed
 from gradscale.judge.findings import Finding, lost_batches
 from gradscale.judge.history import (
     ENDED_AFTER,
@@ -51,8 +51,8 @@ GENUINE_BITS_INF = 10.0
 # must also have fallen far below 1, where losses of raw data may still fit.
 GENUINE_SCALE = 2.0**-8
 # Short episodes with headroom that rule out the scale: with NaN, or with infinity.
-ACQUITTED_NAN = 3
-ACQUITTED_INF = 5
+HEADROOM_EPISODES_NAN = 3
+HEADROOM_EPISODES_INF = 5
 # Bits of headroom from which on a NaN may have a cause other than the scale.
 DOUBT_BITS = 2.0
 # Skips of a calibration that is too long: 2^16 becomes 2^-34 in as many halvings.
@@ -104,7 +104,7 @@ class Judge:
             empty for none.
 
     Attributes:
-        tensors: As given; may be set once it is known.
+        tensors: The same number; may be set once it is known.
     """
 
     def __init__(self, *, tensors: int = 0, framework: str = "") -> None:
@@ -119,7 +119,7 @@ class Judge:
         # Codes of misuse, and of vanishing gradients, that were reported.
         self._reported: set[str] = set()
         self._bad_losses = Scattered()
-        self._acquitted = Scattered()
+        self._with_headroom = Scattered()
         self._overflows = {"GS204": 0, "GS206": 0}
         self._window = Window()
         self._frequent = False
@@ -143,14 +143,14 @@ class Judge:
         return self._episode
 
     @property
-    def acquits_scale(self) -> bool:
+    def excludes_scale(self) -> bool:
         """True if the last step was lost and the scale may not be the cause."""
         episode = self._episode
-        if episode is None or not episode.row:
+        if episode is None or not episode.lost_in_row:
             return False
         # A NaN after finite steps at the same scale, with headroom.
         room = episode.headroom is not None and episode.headroom >= DOUBT_BITS
-        doubted = episode.nan > 0 and room and not (episode.raised or episode.sought)
+        doubted = episode.nan > 0 and room and not (episode.raised or episode.new_scale)
         return episode.loss_row > 0 or doubted or not scale_is_blamed(episode)
 
     @property
@@ -189,7 +189,7 @@ class Judge:
         verdict = classify(record)
         if verdict is Verdict.NO_GRADIENTS:
             self._history.add_idle(record.step)
-            if self._history.none.length == HOPELESS_AFTER:
+            if self._history.no_gradients.length == HOPELESS_AFTER:
                 found.append(build.no_gradients(self._context(record)))
         elif verdict in _LOST:
             verdict = self._see_lost(record, verdict, culprits, found)
@@ -214,13 +214,13 @@ class Judge:
             new = history.at_scale < FRESH_STEPS or record.scale != good
             raised = record.grown or record.scale > good or (new and history.raised)
             few = history.at_scale < ENDED_AFTER
-            sought = new or (few and not history.settled)
-            self._episode = Episode(record.step, good, headroom, raised, sought)
+            new_scale = new or (few and not history.settled)
+            self._episode = Episode(record.step, good, headroom, raised, new_scale)
         episode = self._episode
         history.add(record, lost=True)
         episode.add_lost(record, culprits, headroom)
-        if self._observations.acquits_scale(episode):
-            episode.acquitted = True
+        if self._observations.excludes_scale(episode):
+            episode.scale_excluded = True
         if verdict in _SCALE_SKIPS:
             if is_genuine(episode, settled=history.settled):
                 verdict = Verdict.GENUINE
@@ -318,7 +318,7 @@ class Judge:
             return
         finding: Finding | None = None
         enough = LOCATED_AFTER if self._located(episode) else HOPELESS_AFTER
-        mixed = episode.row >= enough and episode.losses >= SOME_LOSSES
+        mixed = episode.lost_in_row >= enough and episode.losses >= SOME_LOSSES
         if not context.record.weights_finite:
             finding = build.nonfinite_weights(context, episode)
         elif verdict is Verdict.COLLAPSE:
@@ -338,8 +338,8 @@ class Judge:
         elif (
             # Without a finite step between lost ones, GS208 decides.
             episode.taken
-            and episode.spared >= GENUINE_STEPS
-            and episode.spared_bits >= GENUINE_BITS_NAN
+            and episode.headroom_skips >= GENUINE_STEPS
+            and episode.bits_lost_with_headroom >= GENUINE_BITS_NAN
             and "GS211" not in episode.reported
         ):
             finding = build.with_headroom(context, episode, Scattered.of(episode))
@@ -349,7 +349,8 @@ class Judge:
             if "GS205" not in episode.reported:
                 finding = build.frequent_skips(context, episode, window, fixed=True)
         elif (
-            episode.applied >= LOCATED_AFTER <= episode.losses and not episode.reported
+            min(episode.applied, episode.losses) >= LOCATED_AFTER
+            and not episode.reported
         ):
             finding = build.nonfinite_loss(
                 context, episode, recovered=None, hopeless=False
@@ -360,7 +361,7 @@ class Judge:
     def _is_fixed(self, episode: Episode) -> bool:
         """Return whether the scale stays although no step was applied."""
         row = episode.gradient_row
-        return row >= HOPELESS_AFTER and episode.held == row - 1
+        return row >= HOPELESS_AFTER and episode.same_scale == row - 1
 
     def _located(self, episode: Episode) -> bool:
         return "place" in self._observations.of_episode(episode)
@@ -420,15 +421,19 @@ class Judge:
                     )
                 )
         elif episode.gradients and not scale_is_blamed(episode):
-            seen = self._acquitted
+            seen = self._with_headroom
             seen.add(episode)
-            enough = ACQUITTED_NAN if seen.nan == seen.times else ACQUITTED_INF
+            enough = (
+                HEADROOM_EPISODES_NAN
+                if seen.nan == seen.times
+                else HEADROOM_EPISODES_INF
+            )
             at_scales = seen.highest > seen.lowest
             whole, rest = divmod(seen.times, enough)
             often = at_scales and not rest and _is_power_of_two(whole)
-            located = episode.acquitted and "acquitted" not in self._reported
+            located = episode.scale_excluded and "scale_excluded" not in self._reported
             if often or located:
-                self._reported |= {"acquitted"} if located else set()
+                self._reported |= {"scale_excluded"} if located else set()
                 found.append(build.with_headroom(context, episode, seen))
 
     def _check_skip_rate(
@@ -444,13 +449,13 @@ class Judge:
             self._window = window
         window.steps = steps - window.before
         window.skips += 1
-        window.held += record.scale == window.last_scale
+        window.same_scale += record.scale == window.last_scale
         window.growths += record.grown
         window.last_scale = record.scale
         full = window.skips >= TOO_MANY_SKIPS and not self._frequent
         if full and not _is_explained(episode):
             self._frequent = True
-            fixed = window.held >= TOO_MANY_SKIPS - 1
+            fixed = window.same_scale >= TOO_MANY_SKIPS - 1
             # Scalers that are created repeatedly have been reported, and skip in turn.
             known = {"GS201", "GS205"} & {*episode.reported}
             if not known and "GS118" not in self._reported:

@@ -289,7 +289,7 @@ class Observations:
                 seen["buffers"] = str(look["buffer"])
         return seen
 
-    def acquits_scale(self, episode: Episode) -> bool:
+    def excludes_scale(self, episode: Episode) -> bool:
         """Return whether a location in an episode is unrelated to the scale.
 
         In a step with a finite loss, the forward pass produced a non-finite value.

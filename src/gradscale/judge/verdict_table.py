@@ -1,9 +1,10 @@
 """The properties of every verdict and finding, one row each.
 
 A new verdict needs a member of `gradscale.core.records.Verdict`, a row here, an entry
-in `judge/catalogue.toml` and, if it is reported, a builder in `gradscale.judge.build`,
-called by `gradscale.judge.judge`, with its causes in `gradscale.judge.causes`; also
-`gradscale.diagnosis.records` where `Row.implies` cannot rebuild the step's record.
+in `judge/catalogue.toml` and, if it is reported, a builder in
+`gradscale.judge.finding_builders`, called by `gradscale.judge.judge`, with its causes
+in `gradscale.judge.causes`; also `gradscale.diagnosis.records` where `Row.implies`
+cannot rebuild the step's record.
 """
 
 from collections.abc import Callable, Mapping

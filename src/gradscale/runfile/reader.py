@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gradscale.errors import OrderError
-from gradscale.runfile.checked_values import (
+from gradscale.runfile.column_checks import (
     EVENTS,
     NEWEST,
     PEAKS,

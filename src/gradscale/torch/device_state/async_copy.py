@@ -176,26 +176,23 @@ class RowCopies:
             self._sheet.copy_(self._there)
             self._there = None
         tally, ring = self._views
-        started, self._started = self._started, 0
         steps = tally.tolist()[0]
+        # Steps of replayed graphs have no update of their own on the host.
+        replayed = steps - self._started
+        # Otherwise it is unknown between which of these steps the replays took place.
+        no_replays = replayed == self._replayed
         first = max(self._read, steps - RING)
         self.lost += first - self._read
-        self._read, replayed = steps, steps - started
-        seen = replayed == self._replayed
-        self._replayed = replayed
+        self._read, self._replayed, self._started = steps, replayed, 0
         begin, count = first % RING, steps - first
         if begin + count > RING:
             ring, begin = ring.roll(-begin, 0), 0
-        rows = ring[begin : begin + count].tolist()
-        return [
-            HostRow(
-                row.record(step),
-                row.refused != 0.0,
-                step - replayed if seen or step == steps else None,
-            )
-            for step, values in enumerate(rows, first + 1)
-            for row in [DeviceRow(*values)]
-        ]
+        found = []
+        for step, values in enumerate(ring[begin : begin + count].tolist(), first + 1):
+            row = DeviceRow(*values)
+            update = step - replayed if no_replays or step == steps else None
+            found.append(HostRow(row.record(step), row.refused != 0.0, update))
+        return found
 
 
 def _start_copy(source: Tensor, pinned: Tensor) -> torch.cuda.Event:

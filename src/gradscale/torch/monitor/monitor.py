@@ -401,7 +401,7 @@ class Monitor:
         patient = (
             self._patient_looks > 0
             and record.step > self._observed
-            and self._run.judge.acquits_scale
+            and self._run.judge.excludes_scale
         )
         if self._bad < HOOKED_AFTER and not patient:
             return

@@ -10,7 +10,7 @@ from gradscale.core.records import StepRecord
 from gradscale.judge.causes import Cause, advice_of, cause_of
 from gradscale.judge.findings import Finding, lost_batches
 from gradscale.judge.history import (
-    SPARED_BITS,
+    AMPLE_BITS,
     VANISHED_LAYER,
     Episode,
     History,
@@ -86,7 +86,7 @@ def amplified(context: Context) -> Finding:
 
 def no_gradients(context: Context) -> Finding:
     """GS103: no parameter has had a gradient for several steps."""
-    run = context.history.none
+    run = context.history.no_gradients
     seen = {
         "steps": run.length,
         "gradients_before": context.history.steps > 0,
@@ -115,7 +115,7 @@ def collapse(context: Context, episode: Episode) -> Finding:
     record = context.record
     floor = power(record.scale)
     seen = {**_of_episode(context, episode), "floor_steps": record.floor_steps}
-    if episode.bits >= FAR_BITS or 2 * episode.spared > episode.lost:
+    if episode.bits >= FAR_BITS or 2 * episode.headroom_skips > episode.lost:
         seen["scale_blamed"] = False
     elif seen.get("scale_blamed"):
         seen["at_floor"] = True
@@ -263,9 +263,9 @@ def frequent_skips(
     }
     blamed = scale_is_blamed(episode) or bool(seen["growths"])
     # At a fixed scale, a later step shows the available headroom.
-    spared = 2 * episode.spared > episode.lost
+    with_headroom = 2 * episode.headroom_skips > episode.lost
     seen["slow"] = context.history.taken == 0
-    seen["scale_blamed"] = (fixed or blamed) and not spared
+    seen["scale_blamed"] = (fixed or blamed) and not with_headroom
     still = f"while S stays at {scale}" if fixed else f"now at S = {scale}"
     what = f"{skips} of {steps} steps were skipped, {still}"
     cost = f"{lost_batches(skips)} of {steps}"
@@ -282,7 +282,7 @@ class Window:
         before: Steps of the run before it.
         steps: Steps from the first skip to the last.
         skips: Overflows among them.
-        held: Those at the scale of the one before.
+        same_scale: Those at the scale of the one before.
         growths: Those right after a growth of the scale.
         last_scale: The scale of the last of them.
     """
@@ -291,7 +291,7 @@ class Window:
     before: int = 0
     steps: int = 0
     skips: int = 0
-    held: int = 0
+    same_scale: int = 0
     growths: int = 0
     last_scale: float = 0.0
 
@@ -418,11 +418,11 @@ def scale_is_blamed(episode: Episode) -> bool:
     """
     # Not ruled out where the gradients were not read.
     headroom = episode.headroom
-    if episode.acquitted:
+    if episode.scale_excluded:
         return False
     if episode.raised or headroom is None or headroom < NEAR_BITS:
         return True
-    return episode.sought and headroom < SPARED_BITS
+    return episode.new_scale and headroom < AMPLE_BITS
 
 
 # Bits of headroom below which a larger batch may overflow. Recorded healthy runs swing
