@@ -123,7 +123,7 @@ class LoopCheck:
         self._added: dict[int, int] = {}
         # Gradients of a backward pass that no step has used.
         self._unused: list[_Mark] = []
-        self._scaled = self._backwards = 0
+        self._scaled = 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared: set[int] = set()
         # Parameters whose gradients were not cleared before some sampled update.
@@ -204,7 +204,6 @@ class LoopCheck:
             if self._unused and not any(mark.is_there() for mark in self._unused):
                 # The gradients of a micro-batch, cleared before a step used them.
                 self._cleared = True
-            self._backwards += 1
             self.foreign.in_scaled_backward = True
             marks = _marks(params)
             torch.autograd.Variable._execution_engine.queue_callback(
@@ -326,7 +325,7 @@ class LoopCheck:
         if self._watches_optimizers and self._compares(update):
             self._check_missing(update, steps)
         self.due = update in FIRST or (update + 1) % EVERY == 0
-        self._scaled = self._backwards = 0
+        self._scaled = 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared.clear()
         self._left_names, self._gradients = [], 0
