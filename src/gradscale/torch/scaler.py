@@ -552,7 +552,11 @@ class GradScaler(torch.amp.GradScaler):
             )
         else:
             allowed = self._allow_fp16 or step.mode is StepMode.MASTERS
-            scale = step.read(self._scale_of_grads, allow_fp16=allowed)
+            # The meter samples what backward has left, and another optimizer may have
+            # unscaled some of these gradients.
+            used = any(s.versions is not None for s in self._iteration.steps.values())
+            both = not (used or self._monitor.meter.wanted)
+            scale = step.read(self._scale_of_grads, allow_fp16=allowed, unscale=both)
             flags = self._unscale_read(step, scale)
         state["found_inf_per_device"] = flags
         state["stage"] = OptState.UNSCALED

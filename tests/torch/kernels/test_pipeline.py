@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gradscale.torch import GradScaler, optim
 from gradscale.torch.kernels.read import CHUNK
+from gradscale.torch.step import optimizer_step
 from tests.torch.kernels.passes import bits, values
 
 INF, NAN = math.inf, math.nan
@@ -332,6 +333,45 @@ def test_unscale_between_clip_and_step_is_the_same_with_kernels(device):
         ends.append((param.grad.clone(), param.detach().clone(), scaler.last.applied))
     torch.testing.assert_close(ends[0][:2], ends[1][:2], rtol=1e-6, atol=0.0)
     assert ends[0][2] is ends[1][2] is True
+
+
+@pytest.mark.parametrize("make", ["SGD", "fused", "foreach"])
+@pytest.mark.parametrize("size", [1.0, INF])
+def test_unscale_reads_and_writes_the_gradients_in_one_pass(
+    device, monkeypatch, make, size
+):
+    def no_pass(*given):
+        raise AssertionError("a second pass")
+
+    monkeypatch.setattr(optimizer_step, "multiply_", no_pass)
+    scaler = GradScaler(device.type, 4.0, kernels="triton")
+    param = torch.nn.Parameter(torch.zeros(40, device=device))
+    optimizer = MAKES[make]([param], "triton")
+    scaler.scale(torch.ones((), device=device))
+    param.grad = torch.full_like(param, size)
+    version = param.grad._version
+    scaler.unscale_(optimizer)
+    assert param.grad.eq(size / 4.0).all()
+    # As after any write in place.
+    assert param.grad._version > version
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.last.applied is (size == 1.0)
+    assert scaler.last.amax == size
+    assert param.eq(0.0).all() == (size == INF)
+
+
+def test_a_gradient_of_two_optimizers_is_unscaled_once_with_kernels(device):
+    scaler = GradScaler(device.type, 4.0, kernels="triton")
+    shared, own = (torch.nn.Parameter(torch.zeros(9, device=device)) for _ in range(2))
+    first = OWN["SGD"]([shared], "triton")
+    second = OWN["SGD"]([own, shared], "triton")
+    scaler.scale(torch.ones((), device=device))
+    shared.grad, own.grad = torch.ones_like(shared), torch.ones_like(own)
+    scaler.unscale_(first)
+    scaler.unscale_(second)
+    assert shared.grad.eq(0.25).all()
+    assert own.grad.eq(0.25).all()
 
 
 def test_a_gradient_written_after_the_clip_is_read_again(device):

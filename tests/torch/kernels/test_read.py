@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import read
+from gradscale.torch.grads.unscale import multiply_
 from gradscale.torch.kernels import decide as deciding
 from gradscale.torch.kernels import interpreted
 from gradscale.torch.kernels import read as reading
@@ -224,3 +225,52 @@ def test_lists_that_are_read_together_have_tables_of_their_own(device):
     assert len(ours.kinds) == 2
     assert ours.amax() == plain.amax() == 5.0
     torch.testing.assert_close(ours.norm, plain.norm, check_dtype=False)
+
+
+@dtypes
+@pytest.mark.parametrize("scale", [1024.0, 3.0, 2.0**-20])
+def test_a_read_that_unscales_writes_what_the_plain_operation_writes(
+    device, dtype, scale
+):
+    if dtype is torch.bfloat16 and scale == 3.0 and interpreted():
+        pytest.skip("Triton's interpreter truncates to bf16; a GPU rounds to nearest")
+    grads = [t.to(dtype) for t in values(SIZES, device)]
+    # Not aligned to 16 bytes.
+    grads.append(values((CHUNK + 9,), device)[0].to(dtype)[1:])
+    grads[1][0] = math.inf
+    params = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in grads]
+    for param, grad in zip(params, grads, strict=True):
+        param.grad = grad
+    expected = [grad.clone() for grad in grads]
+    factor = torch.full((), scale, device=device)
+    gradients = collect(params, allow_fp16=True)
+    before = read(gradients, device, 2.0, GradReader("triton"), factor)
+    ours = read(gradients, device, 2.0, GradReader("triton"), factor, unscale=True)
+    multiply_(expected, factor.reciprocal())
+    assert not before.unscaled
+    assert ours.unscaled
+    assert ours.amax() == before.amax() == math.inf
+    assert torch.equal(ours.kinds[0].stats.peaks, before.kinds[0].stats.peaks)
+    assert torch.equal(ours.kinds[0].stats.squares, before.kinds[0].stats.squares)
+    for grad, other in zip(grads, expected, strict=True):
+        assert torch.equal(bits(grad), bits(other))
+
+
+def test_gradients_of_two_kinds_are_not_unscaled_by_a_read(device):
+    params = [
+        torch.nn.Parameter(torch.zeros(3, device=device, dtype=d))
+        for d in (torch.float32, torch.bfloat16)
+    ]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    scale = torch.full((), 2.0, device=device)
+    found = read(
+        collect(params, allow_fp16=False),
+        device,
+        None,
+        GradReader("triton"),
+        scale,
+        unscale=True,
+    )
+    assert not found.unscaled
+    assert all(param.grad.eq(1.0).all() for param in params)

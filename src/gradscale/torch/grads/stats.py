@@ -90,6 +90,8 @@ class GradStats:
             kinds, or other ranks to agree with.
         agreed: The statistics of all ranks; None where each decides alone. All but
             `culprits` and `named_peaks` then refer to all ranks.
+        unscaled: The read has also unscaled the gradients, in place. The statistics
+            are those before.
     """
 
     params: Sequence[Tensor | str]
@@ -98,6 +100,7 @@ class GradStats:
     norm_type: float | None
     decision: Decision | None = None
     agreed: RankStats | None = None
+    unscaled: bool = False
     _groups: list[tuple[torch.dtype, Tensor]] | None = None
     _norm: Tensor | None = None
 
@@ -212,8 +215,10 @@ def read(
     reader: GradReader | None = None,
     scale: Tensor | None = None,
     max_norm: float | None = None,
+    *,
+    unscale: bool = False,
 ) -> GradStats:
-    """Read the gradients once; write nothing.
+    """Read the gradients once.
 
     No host sync: gradients on the CPU are read where they are, all others are reduced
     on their device.
@@ -226,6 +231,8 @@ def read(
         reader: Reads by kernels where it can; None for plain operations.
         scale: f32[], the scale of the gradients, for the decision of a kernel.
         max_norm: The 2-norm to clip to, likewise.
+        unscale: A kernel may also multiply them by `1 / scale`, in the same pass; see
+            `GradStats.unscaled`. Else nothing is written.
     """
     kinds = []
     decision = None
@@ -236,14 +243,25 @@ def read(
         every = range(len(gradients.tensors))
         groups = [(gradients.kind, every, gradients.tensors)]
     begins = None if gradients.kind is None else gradients.addresses
+    # Of several kinds, one may have no kernel; others may be copies of the gradients.
+    unscale = unscale and gradients.kind is not None
+    unscaled = False
     for place, (kind, positions, tensors) in enumerate(groups):
         if reader is not None and scale is not None and reader.reads(kind, norm_type):
             numels = gradients.numels
             if len(groups) > 1:
                 numels = numbers([numels[i] for i in positions])
             stats, decision = reader.read(
-                tensors, kind, begins, numels, scale, max_norm, place
+                tensors,
+                kind,
+                begins,
+                numels,
+                scale,
+                max_norm,
+                place,
+                unscale=unscale,
             )
+            unscaled = unscale
             found = KindStats(kind[1], kind[0], positions, stats=stats)
         else:
             # A fake tensor has no value to read.
@@ -258,7 +276,9 @@ def read(
         kinds.append(found)
     if len(kinds) > 1 or groups[0][0][0] != home:
         decision = None
-    return GradStats(gradients.params, kinds, home, norm_type, decision)
+    return GradStats(
+        gradients.params, kinds, home, norm_type, decision, unscaled=unscaled
+    )
 
 
 def by_kind(

@@ -36,6 +36,8 @@ class GradReader:
         scale: Tensor,
         max_norm: float | None,
         place: int = 0,
+        *,
+        unscale: bool = False,
     ) -> tuple[TensorStats, Decision]:
         """Return the statistics and the decision. Two launches, no host sync.
 
@@ -47,6 +49,7 @@ class GradReader:
             scale: f32[], the scale of the gradients.
             max_norm: The maximum 2-norm; None for no clip.
             place: The index of the list within a step; each has a table of its own.
+            unscale: Also multiply them by `1 / scale` in place. All are then dense.
         """
         # Imported here: Triton may be missing.
         from gradscale.torch.kernels.decide import gather_and_decide
@@ -64,5 +67,5 @@ class GradReader:
             scale = scale.to(device, non_blocking=True)
         with on(device):
             table = self._tables[kind, place].of(numels, [begins])
-            partial = read_chunks(table, dtype)
+            partial = read_chunks(table, dtype, scale if unscale else None)
             return gather_and_decide(partial, dtype, scale, max_norm)

@@ -1,10 +1,11 @@
 """One read of many tensors: for each its peak and its sum of squares.
 
-Nothing is written to the tensors, and two runs give the same bits: partial results are
-added up in a fixed order. The peak is the largest bit pattern of |x| as an integer,
-which orders finite < inf < NaN. Squares are taken of x / 2^e, where 2^e is the power
-of two below the chunk's peak, and added up in f32 within a chunk and in f64 beyond: no
-sum overflows, and none underflows, unless the norm does.
+The tensors are not written to, unless the same pass is to unscale them. Two runs give
+the same bits: partial results are added up in a fixed order. The peak is the largest
+bit pattern of |x| as an integer, which orders finite < inf < NaN. Squares are taken of
+x / 2^e, where 2^e is the power of two below the chunk's peak, and added up in f32
+within a chunk and in f64 beyond: no sum overflows, and none underflows, unless the norm
+does.
 
 The read leaves partial results for each chunk; `decide` gathers them.
 """
@@ -72,12 +73,16 @@ class PartialStats(NamedTuple):
     tiling: Tiling
 
 
-def read_chunks(table: Table, dtype: torch.dtype) -> PartialStats:
+def read_chunks(
+    table: Table, dtype: torch.dtype, unscale: Tensor | None = None
+) -> PartialStats:
     """Read the tensors of a table once. No host sync.
 
     Args:
         table: Of one list; chunks of `CHUNK` elements.
         dtype: That of all its tensors: f32, f16 or bf16.
+        unscale: f32[], also multiply the tensors by its inverse, in place; None to
+            write nothing. The results are those of the tensors before.
     """
     tiling = tiling_of(table.tensors, table.chunks, table.most)
     parts = 1 if tiling.slices == 1 else 1 + tiling.slices
@@ -87,10 +92,12 @@ def read_chunks(table: Table, dtype: torch.dtype) -> PartialStats:
     each = torch.empty(size, dtype=torch.int64, device=device)
     _read(
         table.chunks,
-        (table.cells, table.owners, chunks, each),
+        # Without a scale the last pointer is not used.
+        (table.cells, table.owners, chunks, each, each if unscale is None else unscale),
         (table.tensors, table.chunks, size - 1),
         DTYPE=TRITON_DTYPES[dtype],
         CHUNK=CHUNK,
+        UNSCALE=unscale is not None,
     )
     return PartialStats(table, chunks, each, tiling)
 
@@ -131,11 +138,13 @@ def _read(
     owners_ptr,
     parts_ptr,
     each_ptr,
+    scale_ptr,
     tensors,
     chunks,
     done,
     DTYPE: tl.constexpr,
     CHUNK: tl.constexpr,
+    UNSCALE: tl.constexpr,
 ):
     chunk = tl.program_id(0)
     owner = tl.load(owners_ptr + chunk)
@@ -145,11 +154,20 @@ def _read(
     # int64: one tensor may hold more than 2**31 elements.
     start = (chunk - first) * CHUNK
     places = tl.arange(0, CHUNK)
+    inverse = 1.0
+    if UNSCALE:
+        inverse = tl.div_rn(1.0, tl.load(scale_ptr))
     if address % 16 == 0 and numel - start >= CHUNK:
-        grad = tl.load(pointer(address, start, DTYPE, True) + places)
+        grad_ptr = pointer(address, start, DTYPE, True) + places
+        grad = tl.load(grad_ptr)
+        if UNSCALE:
+            tl.store(grad_ptr, (grad.to(tl.float32) * inverse).to(DTYPE))
     else:
         grad_ptr = pointer(address, start, DTYPE, False) + places
-        grad = tl.load(grad_ptr, mask=places < numel - start, other=0.0)
+        inside = places < numel - start
+        grad = tl.load(grad_ptr, mask=inside, other=0.0)
+        if UNSCALE:
+            tl.store(grad_ptr, (grad.to(tl.float32) * inverse).to(DTYPE), mask=inside)
     wide = tl.abs(grad.to(tl.float32))
     peak = tl.max(wide.to(tl.int32, bitcast=True), axis=0)
     # The peak's own exponent; 253 at most, where the factor is the smallest normal.

@@ -201,6 +201,7 @@ class OptimizerStep:
         allow_fp16: bool,
         norm_type: float | None = None,
         max_norm: float | None = None,
+        unscale: bool = False,
     ) -> Tensor:
         """Collect and read the gradients; statistics that still hold are kept.
 
@@ -209,6 +210,7 @@ class OptimizerStep:
             allow_fp16: Accept f16 gradients.
             norm_type: Also compute the norm of this order.
             max_norm: A kernel may decide on a clip to this 2-norm along with the read.
+            unscale: `unscale_` follows: a kernel may do its work along with the read.
 
         Returns:
             f32[], the scale of the gradients.
@@ -239,7 +241,12 @@ class OptimizerStep:
         if snapshot.tensors:
             limit = max_norm if self.clip is None else None
             reader = None if self.entry is None else self.entry.reader
-            self.stats = read(snapshot, scale.device, order, reader, scale, limit)
+            # Masters are unscaled out of place; a clip, and other ranks, decide later.
+            plain = self.mode is not StepMode.MASTERS and self.clip is None
+            unscale = unscale and plain and self.channel is None
+            self.stats = read(
+                snapshot, scale.device, order, reader, scale, limit, unscale=unscale
+            )
             self.decision = self.stats.decision
         if self.channel is not None and order is not None:
             # A rank without gradients still takes part: the others would wait for it.
@@ -453,6 +460,10 @@ class OptimizerStep:
             self.optimizer.unscale_to_masters(multiplier)
             self.in_masters = True
             self.snapshot = self._collect(allow_fp16=False)
+            self.mark_used()
+            return
+        if self.stats is not None and self.stats.unscaled:
+            tensor_list.note_writes(self.snapshot.tensors)
             self.mark_used()
             return
         if not unscaled:
