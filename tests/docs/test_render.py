@@ -82,7 +82,7 @@ def test_a_code_has_a_heading_that_the_table_links_to(entry):
     assert f"\n{anchor}\n\n## {entry.code} {entry.name}\n" in page
 
 
-ROOMS = "core|judge|runfile|recording|torch|jax|diagnosis|report|cli"
+ROOMS = "core|judge|runfile|recording|torch|apex|jax|keras|mxnet|diagnosis|report|cli"
 
 
 def test_files_named_on_the_page_of_the_architecture_exist():
