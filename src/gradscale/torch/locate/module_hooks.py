@@ -157,7 +157,7 @@ class ModuleHooks:
         self._finite_steps, self._patience = 0, FINITE_STEPS
         self._clear()
         if location is None:
-            return Location(found=False, instrument="armed", scale=scale)
+            return Location(found=False, instrument="hooks", scale=scale)
         return location
 
     def _locate(self, scale: float) -> Location:

@@ -104,9 +104,9 @@ def _apart(
         what: [r for r, one in zip(ranks, apart, strict=True) if one == what]
         for what in dict.fromkeys(apart)
     }
-    told = "; ".join(f"{_named(those)} {what}" for what, those in at.items())
+    listed = "; ".join(f"{_named(those)} {what}" for what, those in at.items())
     return OrderError(
-        f"The ranks are out of step: {told}. They would take different "
+        f"The ranks are out of step: {listed}. They would take different "
         "decisions, or wait for one another forever. Give every rank the same "
         "settings, load the same checkpoint on all of them, and call the scaler "
         "equally often and in the same order.",
