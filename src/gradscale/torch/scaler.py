@@ -77,7 +77,7 @@ from gradscale.torch.ranks.sharding import (
     replicas_of,
 )
 from gradscale.torch.scaling import is_scaled, map_outputs, mark_scaled, times
-from gradscale.torch.step.amp_protocol import lent, prepare_momentum
+from gradscale.torch.step.amp_protocol import amp_attributes, prepare_momentum
 from gradscale.torch.step.backward_check import watch_backward
 from gradscale.torch.step.clipping import clip_bare_params, clip_steps
 from gradscale.torch.step.dispatch import Path, StepMode, needs_closure, path_of
@@ -838,7 +838,7 @@ class GradScaler(torch.amp.GradScaler):
         if scaled and step.mode is StepMode.FUSED and step.entry is not None:
             # For unscaled gradients torch's kernel takes the host less time.
             skip = step.entry.stand_in.flag(optimizer, skip)
-        with lent(optimizer, grad_scale, skip, snapshot):
+        with amp_attributes(optimizer, grad_scale, skip, snapshot):
             returned = optimizer.step(*args, **kwargs)
         if self._on_skip == "clear":
             grads = [param.grad for param in step.params() if param.grad is not None]

@@ -52,20 +52,20 @@ class DesyncCheck:
         self._begun = False
 
     def note(
-        self, payloads: Tensor, astray: Tensor, position: RankPosition, group: Any
+        self, payloads: Tensor, desynced: Tensor, position: RankPosition, group: Any
     ) -> None:
         """Check one exchange.
 
         Args:
             payloads: f64[ranks, FIELDS].
-            astray: f32[], 1 if a rank is out of step or refuses its gradients.
+            desynced: f32[], 1 if a rank is out of step or refuses its gradients.
             position: The position of this rank.
             group: The ranks.
 
         Raises:
             OrderError: They are out of step.
         """
-        self._late.append((AsyncFlag(astray), payloads, position))
+        self._late.append((AsyncFlag(desynced), payloads, position))
         late = LAG if self._begun and payloads.device.type != "cpu" else 0
         self._begun = True
         while len(self._late) > late:
