@@ -93,6 +93,17 @@ def test_files_named_on_the_page_of_the_architecture_exist():
     assert missing == set()
 
 
+def test_the_page_of_the_architecture_names_every_part_of_the_torch_room():
+    text = (DOCS / "how-it-is-built.md").read_text(encoding="utf-8")
+    table = text.partition("### Inside `torch/`")[2].partition("###")[0]
+    parts = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in (SOURCE / "torch").iterdir()
+        if not path.name.startswith("__")
+    }
+    assert {part for part in parts if f"`{part}`" not in table} == set()
+
+
 PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
