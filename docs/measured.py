@@ -270,7 +270,7 @@ def qat_table() -> str:
                 f"{max(lost):.1%}" if lost else NOTHING,
             ]
         )
-    head = ["run", "loss weight", "accuracy", "less that of fp32, seed by seed"]
+    head = ["run", "loss weight", "accuracy", "difference from fp32 of the same seed"]
     return _table([*head, "gradient elements that are 0 in float16 alone"], lines)
 
 

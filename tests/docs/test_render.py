@@ -82,7 +82,7 @@ def test_a_code_has_a_heading_that_the_table_links_to(entry):
     assert f"\n{anchor}\n\n## {entry.code} {entry.name}\n" in page
 
 
-ROOMS = "core|judge|runfile|recording|torch|jax|diagnosis|report|cli"
+ROOMS = "core|judge|runfile|recording|torch|apex|jax|keras|mxnet|diagnosis|report|cli"
 
 
 def test_files_named_on_the_page_of_the_architecture_exist():
@@ -91,6 +91,17 @@ def test_files_named_on_the_page_of_the_architecture_exist():
     missing = {file for file in named if not (SOURCE / file).exists()}
     assert len(named) > 30
     assert missing == set()
+
+
+def test_the_page_of_the_architecture_names_every_part_of_the_torch_room():
+    text = (DOCS / "how-it-is-built.md").read_text(encoding="utf-8")
+    table = text.partition("### Inside `torch/`")[2].partition("###")[0]
+    parts = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in (SOURCE / "torch").iterdir()
+        if not path.name.startswith("__")
+    }
+    assert {part for part in parts if f"`{part}`" not in table} == set()
 
 
 PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]

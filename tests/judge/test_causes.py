@@ -409,7 +409,10 @@ def test_a_float32_loss_is_not_to_be_computed_in_float32():
     [
         ({"gradients_before": False}, "No step of this run had a gradient"),
         ({"gradients_before": True}, "There were gradients before step 90"),
-        ({"gradients_before": True, "cleared_early": True}, "A zero_grad() stands"),
+        (
+            {"gradients_before": True, "cleared_early": True},
+            "zero_grad() is called between",
+        ),
     ],
 )
 def test_missing_gradients_are_new_or_were_never_there_or_were_cleared(seen, words):

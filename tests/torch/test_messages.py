@@ -273,7 +273,7 @@ def test_a_new_scale_outside_the_bounds_is_refused_by_value(new_scale):
     backward(scaler, param, 1.0)
     scaler.step(SGD([param], lr=1.0))
     with pytest.raises(
-        ConfigError, match=r"update\(.*\) asks for a scale outside"
+        ConfigError, match=r"update\(.*\) requests a scale outside"
     ) as e:
         scaler.update(new_scale)
     assert "DynamicScale(min_scale=..., max_scale=...)" in str(e.value)

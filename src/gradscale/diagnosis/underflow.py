@@ -42,13 +42,13 @@ def lost_at(seen: Histogram, shift: int) -> float | None:
     >>> lost_at(seen, 0), lost_at(seen, -2), lost_at(seen, 1), lost_at(seen, 2)
     (0.25, 0.5, 0.125, None)
     """
-    told = fate(seen, shift)
-    if told.overflowed or seen.nonfinite:
+    shares = fate(seen, shift)
+    if shares.overflowed or seen.nonfinite:
         return None
     if shift <= 0 or not seen.deep:
-        return told.lost
+        return shares.lost
     falls = seen.deep / (seen.deep + seen.between(LOWEST_EXPONENT, LOWEST_EXPONENT + 1))
-    return told.lost * falls**shift
+    return shares.lost * falls**shift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,14 +197,14 @@ def _lost(
         share = lost_at(seen, shift)
         still = hidden.get(shift, flushed)
         at[shift] = None if share is None else (share * seen.nonzero + still) / every
-    told = fate(seen)
+    shares = fate(seen)
     return Lost(
         tensor=name,
         elements=seen.total,
         zeros=seen.zeros / total,
         flushed=flushed / total,
-        lost=(told.flushed + flushed) / every,
-        subnormal=told.coarse,
+        lost=(shares.flushed + flushed) / every,
+        subnormal=shares.coarse,
         at=at,
     )
 

@@ -314,7 +314,7 @@ NEVER_CLEARED = Cause(
     (
         Advice(
             "Call optimizer.zero_grad() before every backward pass, or after every "
-            "step: backward adds to the gradients that are there."
+            "step: backward adds to the gradients that exist."
         ),
     ),
 )
@@ -788,9 +788,8 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
     "GS103": _row(
         "no-gradients",
         Advice(
-            "Gradients were there at the end of backward and gone at the step: a "
-            "zero_grad() stands between backward and step. Move it before backward or "
-            "after the step.",
+            "The gradients of backward were gone at the step: zero_grad() is called "
+            "between backward and step. Move it before backward or after the step.",
             lambda seen: bool(seen.get("cleared_early")),
         ),
         Advice(
@@ -931,7 +930,7 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
     "GS117": _misuse(
         "zeroed-early",
         "Move zero_grad() before backward or after the step: between them it "
-        "throws the gradients away.",
+        "discards the gradients.",
     ),
     "GS118": _misuse(
         "scaler-made-anew",

@@ -90,18 +90,18 @@ def outcome(counts: Any, facts: Any, names: Sequence[str]) -> StepOutcome:
 def record_of(counts: Any, facts: Any) -> StepRecord:
     """Return the record of a step on the host."""
     counted = Counts(*keras.ops.convert_to_numpy(counts).tolist())
-    head = keras.ops.convert_to_numpy(facts)[: len(HEAD)].tolist()
-    scale, applied, finite, calibrated, grown, amax = head
+    values = keras.ops.convert_to_numpy(facts)[: len(HEAD)].tolist()
+    head = dict(zip(HEAD, values, strict=True))
     return StepRecord(
         step=counted.applied + counted.skipped,
-        scale=scale,
-        applied=applied > 0.0,
-        finite=finite > 0.0,
-        calibrated=calibrated > 0.0,
-        grown=grown > 0.0,
+        scale=head["scale"],
+        applied=head["applied"] > 0.0,
+        finite=head["finite"] > 0.0,
+        calibrated=head["calibrated"] > 0.0,
+        grown=head["grown"] > 0.0,
         floor_steps=counted.at_floor,
-        amax=amax,
-        nan=math.isnan(amax),
+        amax=head["amax"],
+        nan=math.isnan(head["amax"]),
     )
 
 

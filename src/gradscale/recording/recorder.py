@@ -310,9 +310,9 @@ class Recorder:
             record.scale,
             record.applied,
             verdict,
-            record.grad_norm,
-            record.amax if record.read else None,
-            record.loss,
+            norm=record.grad_norm,
+            amax=record.amax if record.read else None,
+            loss=record.loss,
         )
         for finding in judgement.findings:
             where = finding.where or None

@@ -54,7 +54,7 @@ _MIXTURES: dict[Mixture, tuple[str, str, str]] = {
     ),
     "foreign": (
         "GS114",
-        "Gradients of the first step come, in part at least, from a backward() that "
+        "Gradients of the first step come, at least in part, from a backward() that "
         "did not begin at a loss of this scaler",
         "step() divides them by its scale all the same, and such a part becomes too "
         "small or too large. Call scaler.scale(loss).backward() for every loss, by one "
@@ -75,7 +75,7 @@ _WRITES: dict[Write, tuple[str, str, str]] = {
     ),
     "unscaled": (
         "The gradients of the first step were divided by the scale before step(),",
-        "It divides them once more, and the update is too small by the factor of the "
+        "step() divides them again, and the update is too small by the factor of the "
         "scale. Remove the division, or call scaler.unscale_(optimizer) instead.",
         "GS113",
     ),
@@ -93,8 +93,8 @@ class WarnOnce:
         self._warn(
             "static",
             f"A step was skipped: the gradients were not finite at the fixed scale "
-            f"{scale:g}. A fixed scale cannot back off, so this may go on. Pass a "
-            "lower scale, or use DynamicScale. Further skips are counted in "
+            f"{scale:g}. A fixed scale cannot back off, so this may continue. Pass "
+            "a lower scale, or use DynamicScale. Further skips are counted in "
             "scaler.skipped_steps.",
             "GS205",
         )
@@ -105,7 +105,7 @@ class WarnOnce:
             "refused",
             "A scale given to update() as a tensor was outside "
             f"[{policy.min_scale:g}, {policy.max_scale:g}] and was ignored. It "
-            "would have broken the bounds of the policy. Pass a scale inside them.",
+            "would have violated the bounds of the policy. Pass a scale inside them.",
             "GS109",
         )
 
@@ -303,9 +303,9 @@ def checked_scale(
             number = math.inf
     if not policy.min_scale <= number <= policy.max_scale:
         raise ConfigError(
-            f"update({new_scale!r}) asks for a scale outside "
-            f"[{policy.min_scale:g}, {policy.max_scale:g}]. It would break the bounds "
-            "of the policy. Pass a scale inside them, or widen them with "
+            f"update({new_scale!r}) requests a scale outside "
+            f"[{policy.min_scale:g}, {policy.max_scale:g}]. It would violate the "
+            "bounds of the policy. Pass a scale inside them, or widen them with "
             "policy=DynamicScale(min_scale=..., max_scale=...).",
             code="GS101",
         )
@@ -383,8 +383,8 @@ def pickled_inside() -> OrderError:
 def pickled_with_group() -> ConfigError:
     """Return the error for a scaler that is pickled with a process group."""
     return ConfigError(
-        "A scaler with a process_group was pickled or copied. A process group lives in "
-        "this process only, and without it the copy would decide alone. Save "
+        "A scaler with a process_group was pickled or copied. A process group exists "
+        "in this process only, and without it the copy would decide alone. Save "
         "state_dict() and load it into a new scaler.",
         code="GS101",
     )
@@ -403,7 +403,7 @@ def no_model() -> ConfigError:
 def no_buffers() -> ConfigError:
     """Return the error for `guard_buffers` without a model."""
     return ConfigError(
-        "guard_buffers=True was given without model=. The buffers to set back after a "
+        "guard_buffers=True was given without model=. The buffers to restore after a "
         "skipped step are those of the model. Pass model=model too.",
         code="GS101",
     )

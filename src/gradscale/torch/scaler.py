@@ -77,7 +77,7 @@ from gradscale.torch.ranks.sharding import (
     replicas_of,
 )
 from gradscale.torch.scaling import is_scaled, map_outputs, mark_scaled, times
-from gradscale.torch.step.amp_protocol import lent, prepare_momentum
+from gradscale.torch.step.amp_protocol import amp_attributes, prepare_momentum
 from gradscale.torch.step.backward_check import watch_backward
 from gradscale.torch.step.clipping import clip_bare_params, clip_steps
 from gradscale.torch.step.dispatch import Path, StepMode, needs_closure, path_of
@@ -140,8 +140,8 @@ class GradScaler(torch.amp.GradScaler):
         recheck: Read the gradients again in `step` after an explicit `unscale_`, so
             that writes in between are checked too.
         record: The run file to write, usually ending in .gs; None for none. Rank 0
-            writes it. A name that is taken gets a number: run.2.gs. A folder that does
-            not exist is refused. Not pickled.
+            writes it. If the file exists, the name gets a number: run.2.gs. A folder
+            that does not exist is refused. Not pickled.
         sinks: Each gets every step's record and judgement: see `gradscale.sinks`. Not
             pickled.
         guard_buffers: Restore the buffers of `model`, such as the running statistics of
@@ -502,23 +502,23 @@ class GradScaler(torch.amp.GradScaler):
         # Spares the call if the gradients were set to None since.
         if (
             before
-            and before.left
-            and before.left[0]() is not None
-            and before.still_has()
+            and before.used_mark
+            and before.used_mark[0]() is not None
+            and before.has_used_grads()
             # A captured graph writes new gradients into the same memory.
             and can_touch_host()
         ):
-            step.scale = before.scale_left(scale)
+            step.scale = before.scale_after_step(scale)
             return step.scale
         if iteration.scaled and iteration.noted:
             return state.used_scale
         from_elsewhere = iteration.scaled or id(step.optimizer) in iteration.closed
-        behind = scale if from_elsewhere else state.used_scale
+        grads_scale = scale if from_elsewhere else state.used_scale
         if step.snapshot is not None and not step.snapshot.present:
             # The gradients of the step are still to come.
-            return behind
+            return grads_scale
         # A copy: another optimizer's loss may be scaled before this step is taken.
-        step.scale = behind.clone()
+        step.scale = grads_scale.clone()
         return step.scale
 
     def unscale_(self, optimizer: Any) -> None:
@@ -828,26 +828,26 @@ class GradScaler(torch.amp.GradScaler):
             if self._on_skip == "clear":
                 optimizer.zero_grad(set_to_none=True)
             return None
-        grad_scale = leftover = snapshot = None
+        grad_scale = still_scaled = snapshot = None
         if state["stage"] is OptState.READY:
-            behind = self._scale_of_grads(step)
+            grad_scale = scale_of_loss = self._scale_of_grads(step)
             # Not decided if a subclass checks the gradients by itself.
-            made = step.decision
-            grad_scale = behind if made is None else made.grad_scale
-            left = skip if step.mode is StepMode.FUSED else device_state.one
-            leftover = left, behind
+            if step.decision is not None:
+                grad_scale = step.decision.grad_scale
+            where = skip if step.mode is StepMode.FUSED else device_state.one
+            still_scaled = where, scale_of_loss
             if step.mode is StepMode.OWN and step.snapshot is not None:
                 snapshot = step.snapshot if step.snapshot.kind is not None else None
         scaled, flag = grad_scale is not None, skip
         if scaled and step.mode is StepMode.FUSED and step.entry is not None:
             # For unscaled gradients torch's kernel takes the host less time.
             skip = step.entry.stand_in.flag(optimizer, skip)
-        with lent(optimizer, grad_scale, skip, snapshot):
+        with amp_attributes(optimizer, grad_scale, skip, snapshot):
             returned = optimizer.step(*args, **kwargs)
         if self._on_skip == "clear":
             grads = [param.grad for param in step.params() if param.grad is not None]
             zero_where_(grads, flag)
-        step.mark_used(leftover, written=snapshot is None)
+        step.mark_used(still_scaled, written=snapshot is None)
         return returned
 
     def _step_older_protocol(

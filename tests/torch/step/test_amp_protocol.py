@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gradscale.torch import GradScaler
-from gradscale.torch.step.amp_protocol import lent, prepare_momentum
+from gradscale.torch.step.amp_protocol import amp_attributes, prepare_momentum
 from tests.torch.training import (
     FUSED,
     INF,
@@ -191,7 +191,7 @@ def test_a_failing_step_gives_a_preset_scale_back():
 
 def test_attributes_are_lent_for_the_step_only():
     optimizer = Custom([parameter(2)])
-    with lent(optimizer, torch.tensor(8.0), torch.tensor(0.0)):
+    with amp_attributes(optimizer, torch.tensor(8.0), torch.tensor(0.0)):
         assert (optimizer.grad_scale, optimizer.found_inf) == (8.0, 0.0)
     assert not hasattr(optimizer, "grad_scale")
     assert not hasattr(optimizer, "found_inf")

@@ -23,13 +23,13 @@ class RankStats(NamedTuple):
         groups: For each dtype f64[], the largest magnitude of its gradients.
         norm: f64[], the norm over all ranks.
         bad_loss: f32[], 1 if a loss was not finite on any rank, else 0.
-        astray: f32[], 1 if a rank is out of step, else 0.
+        desynced: f32[], 1 if a rank is out of step, else 0.
     """
 
     groups: list[tuple[torch.dtype, Tensor]]
     norm: Tensor
     bad_loss: Tensor
-    astray: Tensor
+    desynced: Tensor
 
 
 @dataclass
@@ -163,7 +163,7 @@ class GradStats:
             for used in [peak / factor if divide else peak * factor]
         ]
         if self.agreed is not None:
-            flags.append(self.agreed.astray)
+            flags.append(self.agreed.desynced)
         return flags[0] if len(flags) == 1 else largest(flags)
 
     def amax(self) -> Tensor:

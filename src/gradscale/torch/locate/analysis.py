@@ -221,7 +221,7 @@ def locate(
     plain = [each for each in losses if each.tensor == "loss"]
     location = partial(
         Location,
-        instrument="armed",
+        instrument="hooks",
         scale=scale,
         loss_finite=all(stats[e.stats].finite for e in plain) if plain else None,
         forward_peak=max((stats[e.stats].peak for e in forward), default=0.0),

@@ -81,7 +81,7 @@ class ModuleHooks:
         self._hooks = ForwardHooks(self._before, self._after)
         self._modules = ModuleTracker()
         self._model: weakref.ref[nn.Module] | None = None
-        self._finite_steps, self._patience = 0, FINITE_STEPS
+        self._finite_steps, self._enabled_for = 0, FINITE_STEPS
         self._backward_order: list[str] = []
         self._node_handles: list[RemovableHandle] = []
         self._clear()
@@ -96,18 +96,18 @@ class ModuleHooks:
         """The exception inside the hooks, in words; they observe nothing after it."""
         return self._hooks.failure
 
-    def enable(self, model: nn.Module, patience: int = FINITE_STEPS) -> bool:
+    def enable(self, model: nn.Module, finite_steps: int = FINITE_STEPS) -> bool:
         """Register the hooks; if they are, restart the count of finite steps.
 
         Args:
             model: Its modules are observed.
-            patience: Finite steps in a row after which the hooks are removed.
+            finite_steps: Finite steps in a row after which the hooks are removed.
 
         Returns:
             Whether they are registered. Not after a failure, and not for a compiled
             model, which would be recompiled with the hooks and again without them.
         """
-        self._finite_steps, self._patience = 0, patience
+        self._finite_steps, self._enabled_for = 0, finite_steps
         if not self.enabled and self._hooks.register(model):
             self._model = weakref.ref(model)
             self.enabled = True
@@ -130,7 +130,7 @@ class ModuleHooks:
         `locate` and `enable` restart the count.
         """
         self._finite_steps += 1
-        if self._finite_steps >= self._patience:
+        if self._finite_steps >= self._enabled_for:
             self.disable()
         else:
             self._clear()
@@ -154,10 +154,10 @@ class ModuleHooks:
             scale: The scale that multiplied the loss.
         """
         location = self._hooks.guarded(self._locate, scale)
-        self._finite_steps, self._patience = 0, FINITE_STEPS
+        self._finite_steps, self._enabled_for = 0, FINITE_STEPS
         self._clear()
         if location is None:
-            return Location(found=False, instrument="armed", scale=scale)
+            return Location(found=False, instrument="hooks", scale=scale)
         return location
 
     def _locate(self, scale: float) -> Location:

@@ -17,7 +17,7 @@ class Location:
 
     Attributes:
         found: A non-finite value was found. If not, the fields below are empty.
-        instrument: "replay", which observes every operation, or "armed": module hooks
+        instrument: "replay", which observes every operation, or "hooks": module hooks
             in an ordinary iteration, which observe modules and gradients.
         scale: The scale that multiplied the loss.
         loss_finite: The unscaled loss was finite; None if not known.
@@ -84,7 +84,7 @@ class Location:
         ... ).where
         'backward of decoder.3.ffn.wo (Linear), addmm, grad_input: 3 of 4,194,304 inf'
         >>> Location(
-        ...     found=True, instrument="armed", scale=65536.0, direction="forward",
+        ...     found=True, instrument="hooks", scale=65536.0, direction="forward",
         ...     tensor="loss", kind="nan", count=1, elements=1,
         ... ).where
         'the loss itself, outside any module: 1 of 1 NaN'

@@ -122,8 +122,10 @@ class EvidenceCollector:
         if bad_weights:
             record, culprits = record._replace(weights_finite=False), bad_weights
         peaks = copy.peaks(model) if self._peaks else {}
-        look = {} if weights is None else self._look(weights, steps, record.step)
-        return StepEvidence(record, culprits, peaks, copy.tensors, look)
+        facts = (
+            {} if weights is None else self._weight_facts(weights, steps, record.step)
+        )
+        return StepEvidence(record, culprits, peaks, copy.tensors, facts)
 
     def keep_weights(self, step: OptimizerStep) -> None:
         """Keep the size of the weights before the first step. No host sync."""
@@ -131,7 +133,7 @@ class EvidenceCollector:
             named = zip(map(str, range(len(step.params()))), step.params(), strict=True)
             self._first_weights = WeightCheck(named, buffers_of(self._model))
 
-    def _look(
+    def _weight_facts(
         self, weights: "WeightCheck", steps: Sequence[OptimizerStep], step: int
     ) -> dict[str, Any]:
         """Return the facts on weights and learning rates for the judge."""

@@ -33,7 +33,7 @@ from gradscale.torch.underflow.sample import UnderflowSample
 # The sampling interval, in steps, if there are only sinks.
 SAMPLE_EVERY = 100
 # The multiple of the usual losses per update from which the excess counts as unused.
-SCALED_IN_VAIN = 8
+UNUSED_EXCESS = 8
 # Consecutive bad steps, not explained by the calibration of the scale, before the
 # module hooks are enabled.
 HOOKED_AFTER = 3
@@ -43,8 +43,8 @@ SUSPECT = HOOKED_AFTER - 1
 UNEXPLAINED_SCALE = 1.0
 # Finite steps for which the hooks stay enabled until the next failure that the scale
 # does not explain, such as a bad batch in every epoch; and how often per run.
-PATIENCE = 100
-PATIENT_LOOKS = 4
+LONG_SEARCH = 100
+LONG_SEARCHES = 4
 # Verdicts that need no module hooks.
 _EXPLAINED = verdicts_where(lambda row: not row.module_hooks)
 
@@ -68,7 +68,7 @@ class Monitor:
         model_lookup: Finds the model of an optimizer.
         meter: The underflow meter; it samples where there is a run file or a sink.
         recorded: There is a run file or a sink.
-        raises_at_floor: Raise `ScaleCollapsed`. If False, steps go on being skipped
+        raises_at_floor: Raise `ScaleCollapsed`. If False, steps continue to be skipped
             and the finding is recorded.
         resumed: An optimizer had taken steps before the first of this scaler, whose
             state was not loaded.
@@ -121,7 +121,7 @@ class Monitor:
         self._begun = self._unlocated = False
         # Layers for which casts were observed.
         self._casts_watched: set[str] = set()
-        self._patient_looks = PATIENT_LOOKS
+        self._long_searches = LONG_SEARCHES
         # The last failing step that the module hooks have observed.
         self._observed = 0
         self._end: weakref.finalize[..., Any] | None = None
@@ -183,7 +183,7 @@ class Monitor:
             error = self._guard_scale(rows, scaler)
         if error is not None:
             # Rows up to here are recorded, and do not raise again if the caller
-            # catches the error and goes on.
+            # catches the error and continues.
             self._judge_rows(self._copies.drain(state), None)
             self._judge_waiting(None)
             self._run.hopeless = None
@@ -290,7 +290,7 @@ class Monitor:
         """Return the excess of losses in windows far longer than the usual one."""
         [(usual, _)] = self._windows.most_common(1) or [(1, 0)]
         windows = [*self._windows.items(), (self.scaled_losses, 1)]
-        long = SCALED_IN_VAIN * max(1, usual)
+        long = UNUSED_EXCESS * max(1, usual)
         return sum((size - usual) * times for size, times in windows if size >= long)
 
     def write_bundle(self, parent: Path, state: dict[str, Any], batch: Any) -> Path:
@@ -398,17 +398,17 @@ class Monitor:
         hooks = self.module_hooks
         if hooks.enabled or hooks.failure is not None:
             return
-        patient = (
-            self._patient_looks > 0
+        search_long = (
+            self._long_searches > 0
             and record.step > self._observed
             and self._run.judge.excludes_scale
         )
-        if self._bad < HOOKED_AFTER and not patient:
+        if self._bad < HOOKED_AFTER and not search_long:
             return
-        self._patient_looks -= patient
+        self._long_searches -= search_long
         model = self._evidence.model_of(steps)
-        patience = PATIENCE if patient else FINITE_STEPS
-        enabled = model is not None and hooks.enable(model, patience)
+        finite_steps = LONG_SEARCH if search_long else FINITE_STEPS
+        enabled = model is not None and hooks.enable(model, finite_steps)
         if not enabled and not self._hooks_failed() and not self._unlocated:
             self._unlocated = True
             reason = "no model was found; pass model= to the scaler"

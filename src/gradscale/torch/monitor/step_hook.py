@@ -62,7 +62,8 @@ class StepHook:
             return
         found = [ref() for ref in list(self._checks.values())]
         checks = [check for check in found if check is not None]
-        # In another thread it may be another optimizer's; wrong loops repeat.
+        # A scaler may step another optimizer in another thread. The step is then not
+        # counted; a wrong loop repeats it.
         scaled = any(check.stepping for check in checks)
         for check in checks:
             check.before_step(optimizer, scaled=scaled)

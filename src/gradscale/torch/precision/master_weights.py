@@ -20,7 +20,7 @@ from gradscale.torch.optim.base import FusedOptimizer
 from gradscale.torch.optim.batches import check_grad, is_plain, plain
 from gradscale.torch.optim.masters import DataCheck, LastWrite, Masters
 from gradscale.torch.optim.state import MASTER, WIDE, needs_master
-from gradscale.torch.step.amp_protocol import lent, prepare_momentum
+from gradscale.torch.step.amp_protocol import amp_attributes, prepare_momentum
 from gradscale.torch.step.dispatch import unscales_itself
 from gradscale.torch.step.optimizer_step import Mark, is_marked, mark_of
 from gradscale.torch.tensor_list import same
@@ -153,7 +153,7 @@ class MasterWeights(torch.optim.Optimizer):
                 elif prepare_momentum(self.inner) and AsyncFlag(found_inf).is_set():  # type: ignore[arg-type]  # there is one
                     return None
                 else:
-                    with lent(self.inner, None, found_inf):  # type: ignore[arg-type]
+                    with amp_attributes(self.inner, None, found_inf):  # type: ignore[arg-type]
                         returned = self.inner.step()
             self._write_params()
         finally:

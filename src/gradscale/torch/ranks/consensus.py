@@ -108,7 +108,7 @@ class RankChannel:
         )
         self._ranks.losses_are_known = True
         if can_touch_host():
-            self._ranks.desync.note(payloads, agreed.astray, position, self.group)
+            self._ranks.desync.note(payloads, agreed.desynced, position, self.group)
         return agreed
 
     def _position(self) -> RankPosition:
@@ -201,8 +201,8 @@ class Ranks:
             self._compared = True
             payload = payload_of([], None, state, scale, position.number())
             payloads = exchange(payload, self._replicas)
-            astray = agreed_of(payloads, 2.0).astray
-            self.desync.note(payloads, astray, position, self._replicas)
+            desynced = agreed_of(payloads, 2.0).desynced
+            self.desync.note(payloads, desynced, position, self._replicas)
 
     def _inspect(self, params: list[Tensor], key: int) -> Known:
         given = self._given

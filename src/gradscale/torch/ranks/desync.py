@@ -52,20 +52,20 @@ class DesyncCheck:
         self._begun = False
 
     def note(
-        self, payloads: Tensor, astray: Tensor, position: RankPosition, group: Any
+        self, payloads: Tensor, desynced: Tensor, position: RankPosition, group: Any
     ) -> None:
         """Check one exchange.
 
         Args:
             payloads: f64[ranks, FIELDS].
-            astray: f32[], 1 if a rank is out of step or refuses its gradients.
+            desynced: f32[], 1 if a rank is out of step or refuses its gradients.
             position: The position of this rank.
             group: The ranks.
 
         Raises:
             OrderError: They are out of step.
         """
-        self._late.append((AsyncFlag(astray), payloads, position))
+        self._late.append((AsyncFlag(desynced), payloads, position))
         late = LAG if self._begun and payloads.device.type != "cpu" else 0
         self._begun = True
         while len(self._late) > late:
@@ -104,9 +104,9 @@ def _apart(
         what: [r for r, one in zip(ranks, apart, strict=True) if one == what]
         for what in dict.fromkeys(apart)
     }
-    told = "; ".join(f"{_named(those)} {what}" for what, those in at.items())
+    listed = "; ".join(f"{_named(those)} {what}" for what, those in at.items())
     return OrderError(
-        f"The ranks are out of step: {told}. They would take different "
+        f"The ranks are out of step: {listed}. They would take different "
         "decisions, or wait for one another forever. Give every rank the same "
         "settings, load the same checkpoint on all of them, and call the scaler "
         "equally often and in the same order.",

@@ -44,9 +44,9 @@ class ScalerJoinHook(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         """Load the state of one of the last ranks."""
         rank = torch.distributed.get_rank() if is_last_joiner else -1
-        standing: list[int] = [rank] * torch.distributed.get_world_size(self._group)
-        torch.distributed.all_gather_object(standing, rank, group=self._group)
-        last = max(standing)
+        last_joiners: list[int] = [rank] * torch.distributed.get_world_size(self._group)
+        torch.distributed.all_gather_object(last_joiners, rank, group=self._group)
+        last = max(last_joiners)
         state = [self._scaler.state_dict() if rank == last else None]
         torch.distributed.broadcast_object_list(state, src=last, group=self._group)
         # On all ranks: pending copies to the host are dropped by all or by none.

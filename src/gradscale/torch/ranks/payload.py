@@ -78,7 +78,7 @@ def agreed_of(payloads: Tensor, order: float) -> RankStats:
         groups=list(zip(DTYPES, peaks, strict=True)),
         norm=torch.linalg.vector_norm(payloads[:, NORM], order),
         bad_loss=payloads[:, BAD_LOSS].amax().float(),
-        astray=(apart | (payloads[:, REFUSES] != 0.0).any()).float(),
+        desynced=(apart | (payloads[:, REFUSES] != 0.0).any()).float(),
     )
 
 

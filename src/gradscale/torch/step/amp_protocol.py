@@ -11,7 +11,7 @@ from gradscale.torch.tensor_list import GradSnapshot
 
 
 @contextmanager
-def lent(
+def amp_attributes(
     optimizer: Any,
     grad_scale: Tensor | None,
     found_inf: Tensor,

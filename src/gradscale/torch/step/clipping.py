@@ -64,10 +64,10 @@ def clip_steps(
                 norm_type=norm_type,
                 max_norm=limit,
             )
-            made = step.decision
-            if limit is not None and made is not None and step.clip is None:
+            decision = step.decision
+            if limit is not None and decision is not None and step.clip is None:
                 # The kernel that read them has also decided on the clip.
-                return step.take_clip(made)
+                return step.take_clip(decision)
             factor = scale.reciprocal()
             if step.clip is not None:
                 factor = factor * step.clip.coef
@@ -137,13 +137,13 @@ def clip_bare_params(
     unscaled = {id(param) for param in params_of(steps)}
     unscaled |= {id(m) for step in steps if step.in_masters for m in step.params()}
     by_hand = not iteration.scaled and iteration.ended_in_last(params)
-    behind = scale if by_hand else used_scale
+    grads_scale = scale if by_hand else used_scale
     if not unscaled and not iteration.params_clips:
-        before_write(gradients, behind)
+        before_write(gradients, grads_scale)
     clip = clip_params_(
         gradients,
         unscaled,
-        behind.reciprocal(),
+        grads_scale.reciprocal(),
         max_norm,
         norm_type,
         None if channel is None else channel.agree_on_norm,

@@ -25,7 +25,7 @@ DIGITS = 2
 
 
 class Made(NamedTuple):
-    """The gradient that a scaled backward pass has left.
+    """A gradient at the end of a scaled backward pass.
 
     Attributes:
         mark: The gradient and its version.

@@ -342,8 +342,8 @@ class Iteration:
             for optimizer in entries.others({*self.steps, *self.carried}):
                 before = self.used.get(id(optimizer))
                 self.open(optimizer, None)
-                if before is not None and before.still_has():
-                    # Left by a step that was taken.
+                if before is not None and before.has_used_grads():
+                    # Those of a step that was taken.
                     self.forget_one(id(optimizer))
         touched = [
             key
@@ -405,9 +405,9 @@ class Iteration:
         for key, step in self.steps.items():
             state = self.states[key]
             if state["stage"] is OptState.STEPPED:
-                if step.left is not None:
+                if step.used_mark is not None:
                     self.used[key] = step
-                if step.stepped_after == self.backwards or step.still_has():
+                if step.stepped_after == self.backwards or step.has_used_grads():
                     continue
                 # A backward pass since then has made gradients of the next step.
                 step = OptimizerStep(step.optimizer, step.name_sources, step.mode)

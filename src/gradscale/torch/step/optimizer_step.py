@@ -58,15 +58,15 @@ class OptimizerStep:
         versions: The version of each gradient after it was unscaled or used by a step;
             None while it is as backward left it.
         wrapper_versions: The versions of `snapshot.wrapped`, likewise.
-        leftover: (skip, scale), f32[] each: where skip is 1 the gradients are still
-            scaled: if a fused optimizer skipped, and always for gradscale's own
-            optimizers. None if they are unscaled.
+        still_scaled: (skip, scale), f32[] each: where skip is 1, the gradients are
+            still multiplied by scale after the step: if a fused optimizer skipped, and
+            always for gradscale's own optimizers. None if they are unscaled.
         in_masters: The gradients were unscaled into those of f32 masters, to which
             later statistics and clips refer.
         unscaled_before: It was unscaled before an update, and continues after it.
         flag: The pending copy of the skip to the host, if the optimizer cannot skip by
             itself.
-        left: A weak reference to the first gradient and its version after the step.
+        used_mark: The mark of the first gradient after the step has used it.
         stepped_after: How many backward passes had begun before the step.
         marks: The marks of the gradients when an update found the step unfinished: a
             gradient that was replaced or written to since belongs to another step.
@@ -85,11 +85,11 @@ class OptimizerStep:
     decision: Decision | None = None
     versions: Numbers | None = None
     wrapper_versions: list[int] | None = None
-    leftover: tuple[Tensor, Tensor] | None = None
+    still_scaled: tuple[Tensor, Tensor] | None = None
     in_masters: bool = False
     unscaled_before: bool = False
     flag: AsyncFlag | None = None
-    left: Mark | None = None
+    used_mark: Mark | None = None
     stepped_after: int = 0
     marks: list[Mark] | None = None
 
@@ -122,13 +122,13 @@ class OptimizerStep:
             first = next((p.grad for p in self.params() if p.grad is not None), None)
         # An inference tensor has no version.
         if first is not None and not first.is_inference():
-            self.left = ref(first), first._version
+            self.used_mark = ref(first), first._version
 
-    def still_has(self) -> bool:
-        """Return whether the gradients are those that the step has left."""
-        if self.left is None or (there := self.left[0]()) is None:
+    def has_used_grads(self) -> bool:
+        """Return whether the gradients are those that the step has used."""
+        if self.used_mark is None or (there := self.used_mark[0]()) is None:
             return False
-        if not is_marked(there, self.left) or self.owner() is None:
+        if not is_marked(there, self.used_mark) or self.owner() is None:
             return False
         return there is next(
             (p.grad for p in self.params() if p.grad is not None), None
@@ -150,20 +150,20 @@ class OptimizerStep:
         grads = [grad for grad in map(_GRAD, self.params()) if grad is not None]
         return len(grads) == len(self.marks) and all(map(is_marked, grads, self.marks))
 
-    def scale_left(self, scale: Tensor) -> Tensor:
-        """Return f32[], the scale of the gradients that the ended step has left.
+    def scale_after_step(self, scale: Tensor) -> Tensor:
+        """Return f32[], the scale of the gradients that the ended step has used.
 
         Args:
             scale: f32[], on the device of the result.
         """
         one = torch.ones_like(scale)
-        if self.leftover is None:
+        if self.still_scaled is None:
             return one
-        skip, still = self.leftover
+        skip, before = self.still_scaled
         if self.entry is not None and self.entry.account is not None:
             # From the row: the scale of the last loss is overwritten in place.
-            still = self.entry.account.row[_SCALE]
-        return torch.where(skip == 0.0, one, still)
+            before = self.entry.account.row[_SCALE]
+        return torch.where(skip == 0.0, one, before)
 
     def name_params(self, param_groups: list[dict[str, Any]]) -> None:
         """Replace the parameters by their names.
@@ -415,15 +415,15 @@ class OptimizerStep:
         )
 
     def mark_used(
-        self, leftover: tuple[Tensor, Tensor] | None = None, *, written: bool = True
+        self, still_scaled: tuple[Tensor, Tensor] | None = None, *, written: bool = True
     ) -> None:
-        """Mark the gradients as unscaled, except for `leftover`.
+        """Mark the gradients as unscaled, except for `still_scaled`.
 
         Args:
-            leftover: See the attribute.
+            still_scaled: See the attribute.
             written: They may have been written to since they were collected.
         """
-        self.leftover = leftover
+        self.still_scaled = still_scaled
         if self.snapshot is not None and not torch.compiler.is_compiling():
             self.versions = self.snapshot.versions
             if written:
@@ -442,7 +442,7 @@ class OptimizerStep:
         """
         assert self.snapshot is not None
         unscaled = {
-            tensor.data_ptr(): (version, other.leftover)
+            tensor.data_ptr(): (version, other.still_scaled)
             for other in others
             if other.snapshot is not None and other.versions is not None
             for tensor, version in zip(
@@ -481,13 +481,13 @@ class OptimizerStep:
             strict=True,
         )
         for param, tensor in pairs:
-            version, leftover = unscaled.get(tensor.data_ptr(), (None, None))
+            version, still_scaled = unscaled.get(tensor.data_ptr(), (None, None))
             if version is None:
                 fresh.append(tensor)
             elif version != tensor._version:
                 raise _two_owners(names_of([param], self.name_sources)[0])
-            elif leftover is not None:
-                rest.append((tensor, leftover))
+            elif still_scaled is not None:
+                rest.append((tensor, still_scaled))
         multiply_(fresh, multiplier)
         for tensor, (skip, scale) in rest:
             multiply_([tensor], torch.where(skip == 0.0, 1.0, scale.reciprocal()))
