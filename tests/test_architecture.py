@@ -56,7 +56,7 @@ ROOMS = {
 }
 
 # Inside the torch room: files and sub-rooms, and what each may import of the others.
-BASE = {"devices", "messages", "names", "scaling", "tensor_list"}
+BASE = {"devices", "messages", "names", "scaled_loss", "tensor_list"}
 READS = BASE | {"grads", "kernels"}
 STEPS = READS | {"device_state", "ranks", "step"}
 TORCH = {
@@ -65,7 +65,7 @@ TORCH = {
     "names": set(),
     "rng": set(),
     "messages": {"devices"},
-    "scaling": {"devices"},
+    "scaled_loss": {"devices"},
     "kernels": {"devices", "tensor_list"},
     "grads": BASE | {"kernels"},
     "device_state": READS,

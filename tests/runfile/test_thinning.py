@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradscale.runfile import RunWriter, TensorSample, open_run, tables, thinning
+from gradscale.runfile import RunWriter, TensorSample, open_run, thinning
 from gradscale.runfile.thinning import Thinning, due, limit
 
 SAMPLE = TensorSample(10**6, 0, 0, [0] * 20 + [50_000] * 20)
@@ -110,7 +110,7 @@ def test_the_limit_holds_over_a_resumed_run(tmp_path, monkeypatch):
 
 
 def test_of_many_events_the_first_and_the_newest_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "EVENTS_KEPT", 5)
+    monkeypatch.setattr(inserts, "EVENTS_KEPT", 5)
     with RunWriter(tmp_path / "run.gs") as writer:
         writer.event("GS001", step=1)
         for step in range(1, 51):

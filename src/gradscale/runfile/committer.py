@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradscale.runfile.creation import Continued, Journal, keep_copy
+from gradscale.runfile.inserts import Detail, Meta, Peaks, Samples, Tables
 from gradscale.runfile.rows import StepRow
 from gradscale.runfile.schema import is_locked, read_meta
-from gradscale.runfile.tables import Detail, Meta, Peaks, Samples, Tables
 
 THREAD = "gradscale-record"
 # Four commits a second: with a slow one in between, less than a second is at risk.

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from gradscale.errors import ConfigError, GradscaleError, GradscaleWarning
 from gradscale.runfile.committer import Committer, Flush, Item
 from gradscale.runfile.creation import journal_for, path_for_rank, prepare
+from gradscale.runfile.inserts import Detail, Event, Meta, Peaks, Samples
 from gradscale.runfile.process_hooks import AtExit, ignore_forks, watch_forks
 from gradscale.runfile.rows import StepRow, TensorSample
 from gradscale.runfile.schema import as_json
-from gradscale.runfile.tables import Detail, Event, Meta, Peaks, Samples
 from gradscale.runfile.thinning import due
 
 # Rows that may wait for the disk: ten minutes of 200 steps a second, about 20 MB.

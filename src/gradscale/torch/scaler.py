@@ -76,7 +76,7 @@ from gradscale.torch.ranks.sharding import (
     is_single_process,
     replicas_of,
 )
-from gradscale.torch.scaling import is_scaled, map_outputs, mark_scaled, times
+from gradscale.torch.scaled_loss import is_scaled, map_outputs, mark_scaled, times
 from gradscale.torch.step.amp_protocol import amp_attributes, prepare_momentum
 from gradscale.torch.step.backward_check import watch_backward
 from gradscale.torch.step.clipping import clip_bare_params, clip_steps

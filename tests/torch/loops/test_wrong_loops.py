@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from gradscale import GradscaleWarning, OrderError, Verdict
 from gradscale.torch import GradScaler, optim, step_with_closure
-from gradscale.torch.scaling import is_scaled
+from gradscale.torch.scaled_loss import is_scaled
 from tests.torch.training import INF, NAN, OPTIMIZERS, parameter, planted
 
 SGD = torch.optim.SGD

@@ -1,4 +1,7 @@
-"""Computes the clip coefficient and checks the arguments of clipping by norm."""
+"""Clips by norm: checks the arguments, folds the clip into a step or applies it.
+
+The coefficient itself is computed by `kernels.plain.clip_to` and by `kernels.decide`.
+"""
 
 import math
 from collections.abc import Callable, Iterable

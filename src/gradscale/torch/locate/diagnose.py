@@ -33,7 +33,7 @@ from gradscale.torch.locate.replay_mode import ReplayMode
 from gradscale.torch.locate.result import Location
 from gradscale.torch.locate.side_effects import preserve_state
 from gradscale.torch.locate.tensor_stats import stats_of
-from gradscale.torch.scaling import times
+from gradscale.torch.scaled_loss import times
 
 # A gradient that overflows at 2**-40 of the scale overflows at any scale.
 MAX_HALVINGS = 40

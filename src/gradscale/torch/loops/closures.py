@@ -11,8 +11,8 @@ from torch.amp.grad_scaler import OptState
 
 from gradscale.errors import ConfigError, OrderError
 from gradscale.torch.messages import mark_called
+from gradscale.torch.scaled_loss import is_scaled
 from gradscale.torch.scaler import GradScaler
-from gradscale.torch.scaling import is_scaled
 
 # Stands for a loss that is not finite: line searches interpolate between losses, and
 # infinity would make the step NaN.
