@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradscale.runfile import RunWriter, TensorSample, open_run, thinning
+from gradscale.runfile import RunWriter, TensorSample, inserts, open_run, thinning
 from gradscale.runfile.thinning import Thinning, due, limit
 
 SAMPLE = TensorSample(10**6, 0, 0, [0] * 20 + [50_000] * 20)
