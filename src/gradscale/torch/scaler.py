@@ -35,6 +35,7 @@ from gradscale.torch.device_state.layout import (
 )
 from gradscale.torch.device_state.loss_stats import note_loss_
 from gradscale.torch.device_state.update import (
+    StepSummary,
     force_scale_,
     update_,
     update_idle_,
@@ -539,9 +540,6 @@ class GradScaler(torch.amp.GradScaler):
             return
         if stage is not OptState.READY:
             raise messages.unscaled_before(stage is OptState.STEPPED)
-        check_due = self._iteration.first or self._monitor.loop.due
-        if check_due and step.snapshot is None and can_touch_host():
-            self._before_read(step)
         if self._is_replaced("_unscale_grads_"):
             scale = self._scale_of_grads(step)
             flags = self._unscale_grads_(
@@ -556,22 +554,15 @@ class GradScaler(torch.amp.GradScaler):
             # unscaled some of these gradients.
             used = any(s.versions is not None for s in self._iteration.steps.values())
             both = not (used or self._monitor.meter.wanted)
-            scale = step.read(self._scale_of_grads, allow_fp16=allowed, unscale=both)
+            step.collect(allowed)
+            scale = self._scale_of_grads(step)
+            if step.stats is None:
+                step.read(scale, unscale=both)
             flags = self._unscale_read(step, scale)
         state["found_inf_per_device"] = flags
         state["stage"] = OptState.UNSCALED
         if step.clip is not None:
             step.clip = step.clip.applied()
-
-    def _before_read(self, step: OptimizerStep) -> None:
-        """Check the origin of an optimizer's gradients."""
-        if self._iteration.first:
-            self._check_foreign(step.params())
-            if is_single_process():
-                # With several ranks, gradients are reduced between backward and here.
-                self._check_writes(step)
-        if self._monitor.loop.due:
-            self._monitor.loop.before_read(step)
 
     def _unscale_read(
         self, step: OptimizerStep, scale: Tensor
@@ -627,7 +618,9 @@ class GradScaler(torch.amp.GradScaler):
         """Read and multiply the gradients; return whether to skip, by device."""
         step = self._open(optimizer)
         factor = inv_scale.reshape(())
-        scale = step.read(lambda _: factor.reciprocal(), allow_fp16=allow_fp16)
+        scale = factor.reciprocal()
+        step.collect(allow_fp16)
+        step.read(scale)
         step.decision = None
         step.decide(scale, divide=False, inv_scale=factor)
         flags = self._unscale_read(step, scale)
@@ -641,7 +634,10 @@ class GradScaler(torch.amp.GradScaler):
     def _check_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
         """Read the gradients and write nothing; the optimizer itself unscales."""
         step = self._open(optimizer, "_check_inf_per_device")
-        scale = step.read(self._scale_of_grads, allow_fp16=True)
+        step.collect(allow_fp16=True)
+        scale = self._scale_of_grads(step)
+        if step.stats is None:
+            step.read(scale)
         flags = self._iteration.decide(step, scale, divide=True)
         if self._monitor.meter.wanted:
             self._sample(step)
@@ -652,7 +648,7 @@ class GradScaler(torch.amp.GradScaler):
         self, optimizer: Any, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
         flags = list(optimizer_state["found_inf_per_device"].values())
-        step = self._iteration.steps.get(id(optimizer), OptimizerStep())
+        step = self._iteration.steps.get(id(optimizer)) or OptimizerStep()
         if step.flag is not None and len(flags) == 1 and step.flag.is_current(flags[0]):
             skip = step.flag.is_set()
         else:
@@ -663,11 +659,15 @@ class GradScaler(torch.amp.GradScaler):
             )
             skip = bool(skip_flag.item())
         if skip:
-            messages.mark_called(optimizer)
-            if self._on_skip == "clear":
-                optimizer.zero_grad(set_to_none=True)
+            self._skip(optimizer)
             return None
         return optimizer.step(*args, **kwargs)
+
+    def _skip(self, optimizer: Any) -> None:
+        """Skip the step of an optimizer that cannot skip by itself."""
+        messages.mark_called(optimizer)
+        if self._on_skip == "clear":
+            optimizer.zero_grad(set_to_none=True)
 
     def _found_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
         return self._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
@@ -707,7 +707,7 @@ class GradScaler(torch.amp.GradScaler):
             max_norm,
             norm_type,
             scale_of=self._scale_of_grads,
-            home=scale,
+            like=scale,
             allow_fp16=self._allow_fp16,
         )
 
@@ -758,21 +758,17 @@ class GradScaler(torch.amp.GradScaler):
                 # A library that replaces it accepts float16 on purpose.
                 self._float16.check_step(step)
             entry.checked = True
-        loop = self._monitor.loop
-        check_due = self._iteration.first or loop.due
-        if check_due and step.snapshot is None and can_touch_host():
-            self._before_read(step)
         if step.mode is StepMode.OLDER:
             returned = self._step_older_protocol(optimizer, args, kwargs)
         else:
             self._prepare(step, state)
             if not self._iteration.settled and can_touch_host():
                 self._monitor.keep_weights(step)
-            loop.stepping = True
+            self._monitor.loop.stepping = True
             try:
                 returned = self._apply(step, state, args, kwargs)
             finally:
-                loop.stepping = False
+                self._monitor.loop.stepping = False
         state["stage"] = OptState.STEPPED
         if not torch.compiler.is_compiling():
             step.mark_stepped(self._iteration.backwards)
@@ -822,11 +818,9 @@ class GradScaler(torch.amp.GradScaler):
         if step.mode is StepMode.FLAG:
             return self._maybe_opt_step(optimizer, state, *args, **kwargs)
         scale, device_state = self._required("step")
-        skip = skip_of(flags, step, scale.device)
+        skip = found_inf = skip_of(flags, step, scale.device)
         if prepare_momentum(optimizer) and skip.item():
-            messages.mark_called(optimizer)
-            if self._on_skip == "clear":
-                optimizer.zero_grad(set_to_none=True)
+            self._skip(optimizer)
             return None
         grad_scale = still_scaled = snapshot = None
         if state["stage"] is OptState.READY:
@@ -838,15 +832,14 @@ class GradScaler(torch.amp.GradScaler):
             still_scaled = where, scale_of_loss
             if step.mode is StepMode.OWN and step.snapshot is not None:
                 snapshot = step.snapshot if step.snapshot.kind is not None else None
-        scaled, flag = grad_scale is not None, skip
-        if scaled and step.mode is StepMode.FUSED and step.entry is not None:
-            # For unscaled gradients torch's kernel takes the host less time.
-            skip = step.entry.stand_in.flag(optimizer, skip)
-        with amp_attributes(optimizer, grad_scale, skip, snapshot):
+            if step.mode is StepMode.FUSED and step.entry is not None:
+                # For unscaled gradients torch's kernel takes the host less time.
+                found_inf = step.entry.stand_in.flag(optimizer, skip)
+        with amp_attributes(optimizer, grad_scale, found_inf, snapshot):
             returned = optimizer.step(*args, **kwargs)
         if self._on_skip == "clear":
             grads = [param.grad for param in step.params() if param.grad is not None]
-            zero_where_(grads, flag)
+            zero_where_(grads, skip)
         step.mark_used(still_scaled, written=snapshot is None)
         return returned
 
@@ -892,14 +885,7 @@ class GradScaler(torch.amp.GradScaler):
         )
         rule_skip = None
         if steps and self._loss_scales.found:
-            opened = self._iteration.steps.values()
-            channel = next((step.channel for step in opened if step.channel), None)
-            rule_skip = self._loss_scales.end_update(
-                self._policy,
-                [step.skip for step in steps],
-                plain=self._iteration.losses > self._loss_scales.contexts,
-                group=None if channel is None else channel.group,
-            )
+            rule_skip = self._end_losses(steps)
             if rule_skip is None and forced is None:
                 # No loss used the scaler's own scale, so it stays.
                 forced = scale.clone()
@@ -929,6 +915,17 @@ class GradScaler(torch.amp.GradScaler):
         self._iteration.end(state.used_scale, self._entries)
         if (steps or idle) and type(scale) is Tensor and can_touch_host():
             self._monitor.end_update(self, state, self._iteration.settled)
+
+    def _end_losses(self, steps: list[StepSummary]) -> Tensor | None:
+        """Move the scales of several losses; return the skip that the rule observes."""
+        opened = self._iteration.steps.values()
+        channel = next((step.channel for step in opened if step.channel), None)
+        return self._loss_scales.end_update(
+            self._policy,
+            [step.skip for step in steps],
+            plain=self._iteration.losses > self._loss_scales.contexts,
+            group=None if channel is None else channel.group,
+        )
 
     def join_hook(self, **kwargs: Any) -> Any:
         """Return the hook that gives a rank without data the scale of the others.
@@ -1207,9 +1204,21 @@ class GradScaler(torch.amp.GradScaler):
                 written = self._iteration.adopt(step, self._state.used_scale)
                 if written:
                     self._report_mixture(written, "older")
+            if (self._iteration.first or self._monitor.loop.due) and can_touch_host():
+                self._check_origin(step)
         if step.channel is None and self._state is not None and is_distributed():
             step.channel = self._channel(key, step.params())
         return step
+
+    def _check_origin(self, step: OptimizerStep) -> None:
+        """Check where the gradients come from, before anything reads them."""
+        if self._iteration.first:
+            self._check_foreign(step.params())
+            if is_single_process():
+                # With several ranks, gradients are reduced between backward and here.
+                self._check_writes(step)
+        if self._monitor.loop.due:
+            self._monitor.loop.before_read(step)
 
     def _name_source(self, optimizer: Any) -> Any:
         """Return a reference to the model; search for it if names are recorded."""

@@ -73,27 +73,30 @@ WRITES = {
 }
 
 
-def train(net, scaler, write, steps=1):
+def train(net, scaler, write, steps=1, *, clips=False):
     optimizer = SGD(net.parameters(), lr=0.01)
     for _ in range(steps):
         optimizer.zero_grad()
         scaler.scale(net.loss()).backward()
         write(net, scaler)
+        if clips:
+            scaler.clip_grad_norm_(optimizer, 1.0)
         scaler.step(optimizer)
         scaler.update()
 
 
+@pytest.mark.parametrize("clips", [False, True])
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value", "unscaled_by_hand"])
-def test_writes_to_scaled_gradients_are_reported_at_the_first_step(name):
+def test_writes_to_scaled_gradients_are_reported_at_the_first_step(name, clips):
     (code, write), net = WRITES[name], Net()
     with pytest.warns(GradscaleWarning) as caught:
-        train(net, scaler_of(net), write)
+        train(net, scaler_of(net), write, clips=clips)
     assert [warning.message.code for warning in caught] == [code]
     assert [warning.filename for warning in caught] == [__file__]
     net = Net()
     before = [param.clone() for param in net.parameters()]
     with pytest.raises(OrderError) as error:
-        train(net, scaler_of(net, guard="raise"), write)
+        train(net, scaler_of(net, guard="raise"), write, clips=clips)
     assert error.value.code == code
     assert all(map(torch.equal, before, net.parameters()))
 
@@ -291,6 +294,13 @@ def misuse_unscaled_first_loss(scaler, param, optimizer):
     scaler.unscale_(optimizer)
 
 
+def misuse_unscaled_loss_then_clip(scaler, param, optimizer):
+    loss = planted(param, 1.0)
+    scaler.scale(loss)
+    loss.backward()
+    scaler.clip_grad_norm_(optimizer, 1.0)
+
+
 def misuse_second_scaler(scaler, param, optimizer):
     scaler.scale(planted(param, 1.0)).backward()
     GradScaler("cpu", init_scale=4 * SCALE).scale(planted(param, 1.0)).backward()
@@ -320,6 +330,7 @@ def misuse_block_after_unscale(scaler, param, optimizer):
 MIXTURES = {
     misuse_unscaled_second_loss: "GS114",
     misuse_unscaled_first_loss: "GS114",
+    misuse_unscaled_loss_then_clip: "GS114",
     misuse_second_scaler: "GS114",
     misuse_unscaled_in_block: "GS114",
     misuse_backward_after_block: "GS114",

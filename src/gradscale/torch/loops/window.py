@@ -35,7 +35,9 @@ def grads_finite(scaler: GradScaler, optimizer: Any) -> bool:
     if not scaler.is_enabled():
         return True
     step = scaler._open(optimizer, "grads_finite")
-    scale = step.read(scaler._scale_of_grads, allow_fp16=True)
+    step.collect(allow_fp16=True)
+    scale = scaler._scale_of_grads(step)
+    step.read(scale)
     # Of the gradients so far: more may be added before the step is decided.
     step.decision = None
     found = torch.zeros_like(scale)

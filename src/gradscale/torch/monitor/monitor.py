@@ -118,7 +118,9 @@ class Monitor:
         self._bad = 0
         # Of the last step that was not finite.
         self._culprits: list[str] = []
-        self._begun = self._unlocated = False
+        # Of a run that is not recorded, nothing has to be created.
+        self._begun = not self.recorded
+        self._unlocated = False
         # Layers for which casts were observed.
         self._casts_watched: set[str] = set()
         self._long_searches = LONG_SEARCHES
@@ -153,7 +155,8 @@ class Monitor:
             HopelessRun: No scale can help, and `guard` is "raise".
         """
         # At the first update, so that a run of a few steps is recorded too.
-        self.begin(scaler, state)
+        if not self._begun:
+            self.begin(scaler, state)
         recorder = self._run.recorder
         if recorder is not None:
             if not self._windows:
@@ -259,7 +262,7 @@ class Monitor:
             owner: Its deletion closes the run file, unless the process ends before.
             state: The source of the rows that are not judged before the end.
         """
-        if self._begun or not self.recorded:
+        if self._begun:
             return
         self._begun = True
         last = partial(_drain, self, state, os.getpid())

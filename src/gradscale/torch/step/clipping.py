@@ -28,7 +28,7 @@ def clip_steps(
     norm_type: float,
     *,
     scale_of: ScaleOf,
-    home: Tensor,
+    like: Tensor,
     allow_fp16: bool,
 ) -> Tensor:
     """Clip the gradients of optimizers. No host sync.
@@ -40,7 +40,7 @@ def clip_steps(
         steps: Those to clip by their joint norm.
         max_norm, norm_type: The maximum norm, and its order.
         scale_of: Returns f32[], the scale of a step's gradients.
-        home: f32[], on the device of the result.
+        like: f32[], on the device of the result.
         allow_fp16: Accept f16 gradients with every optimizer.
 
     Returns:
@@ -58,12 +58,9 @@ def clip_steps(
         ready = stage is OptState.READY
         if ready:
             limit = max_norm if alone and norm_type == 2.0 else None
-            scale = step.read(
-                scale_of,
-                allow_fp16=allow_fp16 or step.mode is not StepMode.FLAG,
-                norm_type=norm_type,
-                max_norm=limit,
-            )
+            step.collect(allow_fp16 or step.mode is not StepMode.FLAG)
+            scale = scale_of(step)
+            step.read(scale, norm_type=norm_type, max_norm=limit)
             decision = step.decision
             if limit is not None and decision is not None and step.clip is None:
                 # The kernel that read them has also decided on the clip.
@@ -74,13 +71,13 @@ def clip_steps(
             norm = None if step.stats is None else step.stats.norm
             norm = None if norm is None else norm * factor
         else:
-            factor = torch.ones_like(home)
+            factor = torch.ones_like(like)
             norm = step.norm_of_unscaled(norm_type, factor, allow_fp16=allow_fp16)
         if norm is not None:
             read.append((step, factor, ready))
             norms.append(norm)
     if not norms:
-        return torch.zeros_like(home)
+        return torch.zeros_like(like)
     whole = norms[0] if len(norms) == 1 else combine_norms(norms, norm_type)
     whole = whole.float()
     for step, factor, ready in read:

@@ -4,7 +4,7 @@ Its stages: collected (`snapshot`), read (`stats`), decided (`decision`), then u
 in place or used by the step. Each stage uses the result of the previous one.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
@@ -46,8 +46,8 @@ class OptimizerStep:
         name_sources: Where its parameters' names are looked up.
         mode: How the optimizer is stepped.
         entry: The lasting state of the optimizer; None while a graph is compiled.
-        channel: Exchanges statistics with the ranks that decide together; None for one
-            alone.
+        channel: Exchanges statistics with the ranks that decide together; None if this
+            rank decides by itself.
         snapshot: The gradients as last collected; None before that.
         accepts_fp16: They were collected with f16 ones accepted.
         scale: f32[], the scale that multiplied the loss of the gradients; None for that
@@ -194,58 +194,65 @@ class OptimizerStep:
         groups = self.owner().param_groups
         return [param for group in groups for param in group["params"]]
 
+    def collect(self, allow_fp16: bool) -> None:
+        """Collect the gradients, unless the statistics of the last read still hold.
+
+        Args:
+            allow_fp16: Accept f16 gradients.
+        """
+        last = self.snapshot
+        if last is not None and self.stats is not None:
+            refused = self.accepts_fp16 and not allow_fp16
+            if not refused and self._is_snapshot(last.versions):
+                return
+        self.snapshot = self._snapshot_of_grads(allow_fp16)
+        self.accepts_fp16 = allow_fp16
+        self.stats = self.decision = None
+        if self.snapshot.wrapped is not None:
+            self.wrapper_versions = list(map(_VERSION, self.snapshot.wrapped))
+
     def read(
         self,
-        scale_of: Callable[["OptimizerStep"], Tensor],
+        scale: Tensor,
         *,
-        allow_fp16: bool,
         norm_type: float | None = None,
         max_norm: float | None = None,
         unscale: bool = False,
-    ) -> Tensor:
-        """Collect and read the gradients; statistics that still hold are kept.
+    ) -> None:
+        """Read the gradients that were collected; statistics that hold are kept.
 
         Args:
-            scale_of: Returns f32[], the scale of the gradients once they are collected.
-            allow_fp16: Accept f16 gradients.
+            scale: f32[], the scale of the gradients.
             norm_type: Also compute the norm of this order.
             max_norm: A kernel may decide on a clip to this 2-norm along with the read.
             unscale: `unscale_` follows: a kernel may do its work along with the read.
-
-        Returns:
-            f32[], the scale of the gradients.
         """
-        snapshot, held = self.snapshot, self.stats
-        if (
-            snapshot is None
-            or held is None
-            or self.accepts_fp16 > allow_fp16
-            or not self._is_snapshot(snapshot.versions)
-        ):
-            snapshot = self._collect(allow_fp16)
-            self.snapshot, self.accepts_fp16 = snapshot, allow_fp16
-            if snapshot.wrapped is not None:
-                self.wrapper_versions = list(map(_VERSION, snapshot.wrapped))
-        elif norm_type is None:
-            return scale_of(self)
-        elif self.versions is None:
+        if self.stats is not None:
+            if norm_type is None:
+                return
             # As backward left them: their statistics still hold.
-            known = held.with_norm(norm_type)
+            known = self.stats.with_norm(norm_type) if self.versions is None else None
             if known is not None:
                 self.stats, self.decision = known, None
-                return scale_of(self)
-        scale = scale_of(self)
+                return
         self.stats = self.decision = None
+        assert self.snapshot is not None
         # With other ranks always 2: a further exchange costs more than the norm.
         order = 2.0 if norm_type is None and self.channel is not None else norm_type
-        if snapshot.tensors:
+        if self.snapshot.tensors:
             limit = max_norm if self.clip is None else None
             reader = None if self.entry is None else self.entry.reader
             # Masters are unscaled out of place; a clip, and other ranks, decide later.
-            plain = self.mode is not StepMode.MASTERS and self.clip is None
-            unscale = unscale and plain and self.channel is None
+            may_unscale = self.mode is not StepMode.MASTERS and self.clip is None
+            unscale = unscale and may_unscale and self.channel is None
             self.stats = read(
-                snapshot, scale.device, order, reader, scale, limit, unscale=unscale
+                self.snapshot,
+                scale.device,
+                order,
+                reader,
+                scale,
+                limit,
+                unscale=unscale,
             )
             self.decision = self.stats.decision
         if self.channel is not None and order is not None:
@@ -253,9 +260,8 @@ class OptimizerStep:
             mine = self.stats or GradStats([], [], scale.device, order)
             self.stats = self.channel.agree(mine, order)
             self.decision = None
-        return scale
 
-    def _collect(self, allow_fp16: bool) -> GradSnapshot:
+    def _snapshot_of_grads(self, allow_fp16: bool) -> GradSnapshot:
         channel, params = self.channel, self.params()
         try:
             found = collect(
@@ -292,7 +298,8 @@ class OptimizerStep:
         if known is not None:
             return known
         made = self.decision
-        self.read(lambda _: one, allow_fp16=allow_fp16, norm_type=norm_type)
+        self.collect(allow_fp16)
+        self.read(one, norm_type=norm_type)
         self.decision = made
         return None if self.stats is None else self.stats.norm
 
@@ -377,7 +384,8 @@ class OptimizerStep:
             skip: f32[], these flags as one.
         """
         before, ones = self.decision, torch.ones_like(skip)
-        self.read(lambda _: ones, allow_fp16=True)
+        self.collect(allow_fp16=True)
+        self.read(ones)
         if self.stats is None:
             return flags
         found = self.stats.found(ones)
@@ -459,7 +467,7 @@ class OptimizerStep:
                     raise _two_owners(names_of([param], self.name_sources)[0])
             self.optimizer.unscale_to_masters(multiplier)
             self.in_masters = True
-            self.snapshot = self._collect(allow_fp16=False)
+            self.snapshot = self._snapshot_of_grads(allow_fp16=False)
             self.mark_used()
             return
         if self.stats is not None and self.stats.unscaled:
