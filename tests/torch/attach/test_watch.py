@@ -140,7 +140,9 @@ def test_a_loss_that_is_not_finite_is_distinguished_from_an_overflow(tmp_path):
 def test_no_host_sync_is_added(tmp_path, monkeypatch):
     # The operations of an accelerator: those of a CPU read host memory.
     monkeypatch.setattr(updating, "_ops_for", updating._on_device)
-    monkeypatch.setattr(stats, "read_on_host", stats.read_on_device)
+    monkeypatch.setattr(
+        stats, "read_on_host", lambda grads, norm, _: stats.read_on_device(grads, norm)
+    )
 
     class Reads(TorchDispatchMode):
         """Counts the operators by which a host waits for a device."""

@@ -92,8 +92,8 @@ NUMBERS = st.sampled_from([0.0, 1.5, 2.0**100, INF, NAN])
 STEPS = st.fixed_dictionaries(
     {
         "skip": st.sampled_from([0.0, 1.0]),
-        "found": st.sampled_from([0.0, 1.0]),
-        "norm_found": st.sampled_from([None, 0.0, 1.0]),
+        "nonfinite": st.sampled_from([0.0, 1.0]),
+        "norm_unusable": st.sampled_from([None, 0.0, 1.0]),
         "norm": st.none() | NUMBERS,
         "amax": st.none() | NUMBERS,
         "loss_trace": st.sampled_from([0.0, NAN]),

@@ -27,7 +27,7 @@ class UpdateCase:
     def number(self, value):
         return None if value is None else torch.tensor(value, device=self.device)
 
-    def end(self, skip=0.0, *, found=None, hold=False, stepped=True, **facts):
+    def end(self, skip=0.0, *, nonfinite=None, hold=False, stepped=True, **facts):
         self.state.fields.loss_trace.fill_(facts.get("loss_trace", 0.0))
         self.state.fields.refused.fill_(facts.get("refused", 0.0))
         self.state.fields.loss.fill_(facts.get("loss", math.nan))
@@ -36,8 +36,8 @@ class UpdateCase:
             scale=self.number(facts.get("scale", 8.0)),
             stepped=stepped,
             skip=self.number(skip),
-            found=self.number(skip if found is None else found),
-            norm_found=self.number(facts.get("norm_found")),
+            nonfinite=self.number(skip if nonfinite is None else nonfinite),
+            norm_unusable=self.number(facts.get("norm_unusable")),
             norm=self.number(facts.get("norm")),
             amax=self.number(facts.get("amax")),
         )

@@ -44,7 +44,7 @@ def test_duplicates_of_a_sparse_gradient_are_summed_before_they_are_read(dtype):
     most = torch.finfo(dtype).max
     (param,) = _holding(torch.zeros(4, dtype=dtype))
     param.grad = sparse([1, 1, 2], [most, most, 1.0], 4, dtype=dtype)
-    assert read(collect([param], allow_fp16=True), CPU).found(ONE).item() == 1.0
+    assert read(collect([param], allow_fp16=True), CPU).nonfinite(ONE).item() == 1.0
     # As torch does: it sums those of f16 only.
     assert param.grad.is_coalesced() is (dtype is torch.float16)
 
@@ -181,7 +181,7 @@ def test_what_a_collective_has_yet_to_deliver_is_waited_for():
     (tensor,) = collect(params, allow_fp16=False).tensors
     assert type(tensor) is torch.Tensor
     assert tensor.data_ptr() == inner.data_ptr()
-    assert read(collect(params, allow_fp16=False), CPU).found(ONE) == 1.0
+    assert read(collect(params, allow_fp16=False), CPU).nonfinite(ONE) == 1.0
 
 
 def test_a_gradient_without_memory_of_its_own_is_refused_by_name():
@@ -213,7 +213,7 @@ def test_of_many_float16_gradients_eight_are_named():
 def test_a_subclass_of_tensor_is_read():
     (param,) = _holding(torch.ones(2))
     param.grad = torch.nn.Parameter(torch.tensor([1.0, INF]))
-    assert read(collect([param], allow_fp16=False), CPU).found(ONE).item() == 1.0
+    assert read(collect([param], allow_fp16=False), CPU).nonfinite(ONE).item() == 1.0
 
 
 def _slices(buffer, *sizes):

@@ -33,7 +33,7 @@ def _read(*grads, norm_type=None):
 
 
 def _found(*grads, multiplier=1.0):
-    return _read(*grads).found(torch.tensor(multiplier)).item()
+    return _read(*grads).nonfinite(torch.tensor(multiplier)).item()
 
 
 def test_finite_gradients_are_found_finite():
@@ -262,6 +262,16 @@ def test_nobody_is_to_blame_where_all_is_finite():
 
 def test_who_overflows_in_unscaling_is_a_culprit():
     assert _culprits(torch.ones(3), torch.tensor([3e38]), multiplier=2.0) == [1]
+
+
+@pytest.mark.parametrize("size", [3, SMALL])
+def test_who_overflows_in_unscaling_by_a_tiny_scale_is_a_culprit(size):
+    # 2^92 / 2^-40 is above the largest f32, though 2^92 looks small.
+    params = _holding(torch.ones(size), torch.full((size,), 2.0**92))
+    scale = torch.tensor(2.0**-40)
+    reading = read(collect(params, allow_fp16=True), CPU, scale=scale)
+    assert reading.nonfinite(1.0 / scale) == 1.0
+    assert [id(p) for p in reading.culprits(1.0 / scale)] == [id(params[1])]
 
 
 # --- many small tensors on a device ---------------------------------------------------

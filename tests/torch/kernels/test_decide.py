@@ -76,17 +76,17 @@ def formula(peaks, squares, scale, max_norm, dtype=F32):
     amax = torch.tensor(peaks, dtype=F32).amax()
     total = torch.tensor(squares, dtype=torch.float64).sum()
     norm = (total.sqrt() * inverse.double()).float()
-    coef, norm_found = torch.tensor(1.0), torch.tensor(0.0)
+    coef, norm_unusable = torch.tensor(1.0), torch.tensor(0.0)
     if max_norm is not None:
         coef = (torch.tensor(max_norm, dtype=F32) / (norm + 1e-6)).clamp(max=1.0)
         usable = coef * inverse >= SMALLEST_NORMAL
         if max_norm == 0.0:
             usable = norm.isfinite()
-        norm_found = (~usable).float()
+        norm_unusable = (~usable).float()
     multiplier = inverse * coef
-    found = (~(amax * multiplier).to(dtype).isfinite()).float()
-    skip = torch.maximum(found, norm_found)
-    made = (found, norm_found, skip, amax, norm, coef, multiplier, scale / coef)
+    nonfinite = (~(amax * multiplier).to(dtype).isfinite()).float()
+    skip = torch.maximum(nonfinite, norm_unusable)
+    made = (nonfinite, norm_unusable, skip, amax, norm, coef, multiplier, scale / coef)
     return dict(zip(Decision._fields, made, strict=True))
 
 
@@ -97,7 +97,7 @@ def assert_as_formula(device, *case, dtype=F32):
         for name in Decision._fields:
             # Flags and the peak are exact; the rest is within the roundings of a sum in
             # another order and of the coefficient that is made from it.
-            exact = name in ("found", "norm_found", "skip", "amax")
+            exact = name in ("nonfinite", "norm_unusable", "skip", "amax")
             rtol = 0.0 if exact else 2.0**-22
             torch.testing.assert_close(
                 ours[name], truth[name], rtol=rtol, atol=0.0, equal_nan=True, msg=name
@@ -117,7 +117,7 @@ def test_a_peak_that_is_not_finite_is_found(device, bad, max_norm, dtype):
     case = ([3.0, bad, 2.0], [20.0, bad, 17.0], 1024.0, max_norm)
     assert_as_formula(device, *case, dtype=dtype)
     made = decided(device, *case, dtype=dtype)
-    assert made["found"] == 1.0
+    assert made["nonfinite"] == 1.0
     assert made["skip"] == 1.0
 
 
@@ -134,7 +134,7 @@ def test_a_norm_beyond_f32_skips_although_all_gradients_are_finite(device, scale
     case = ([top], [4.0 * (3.4e38 * scale) ** 2], scale, 1.0)
     assert_as_formula(device, *case)
     made = decided(device, *case)
-    assert (made["found"], made["norm_found"], made["skip"]) == (0.0, 1.0, 1.0)
+    assert (made["nonfinite"], made["norm_unusable"], made["skip"]) == (0.0, 1.0, 1.0)
 
 
 def test_without_a_clip_a_norm_beyond_f32_does_not_skip(device):
@@ -150,7 +150,7 @@ def test_a_coefficient_that_leaves_no_normal_multiplier_skips(device):
     case = ([1.0], [2.0**252], 2.0**126, 0.5)
     assert_as_formula(device, *case)
     made = decided(device, *case)
-    assert (made["found"], made["norm_found"]) == (0.0, 1.0)
+    assert (made["nonfinite"], made["norm_unusable"]) == (0.0, 1.0)
 
 
 def test_a_max_norm_of_zero_steps_by_nothing(device):
@@ -164,12 +164,12 @@ def test_a_max_norm_below_f32_skips_as_in_plain_operations(device):
         pytest.skip("Triton's interpreter does not round arguments to f32")
     # Not 0, and too small for a coefficient: nothing sound can be stepped by.
     made = decided(device, [3.0], [9.0], 1024.0, 1e-50)
-    assert (made["norm_found"], made["skip"]) == (1.0, 1.0)
+    assert (made["norm_unusable"], made["skip"]) == (1.0, 1.0)
 
 
 # The last f16 is 65504; 65520 lies between it and 2^16 and rounds up to infinity.
 @pytest.mark.parametrize(
-    ("peak", "scale", "found"),
+    ("peak", "scale", "nonfinite"),
     [
         (65504.0, 1.0, 0.0),
         (32752.0, 0.5, 0.0),
@@ -183,35 +183,38 @@ def test_a_max_norm_below_f32_skips_as_in_plain_operations(device):
         (65504.0, 2.0, 0.0),
     ],
 )
-def test_f16_that_would_overflow_when_unscaled_is_found(device, peak, scale, found):
+def test_f16_that_would_overflow_when_unscaled_is_found(device, peak, scale, nonfinite):
     case = ([1.0, peak], [1.0, peak * peak], scale, None)
-    assert formula(*case, dtype=F16)["found"] == found
+    assert formula(*case, dtype=F16)["nonfinite"] == nonfinite
     assert_as_formula(device, *case, dtype=F16)
     # The same peak in f32 is no trouble.
-    assert decided(device, *case)["found"] == 0.0
+    assert decided(device, *case)["nonfinite"] == 0.0
 
 
 def test_a_clip_keeps_f16_in_range(device):
     case = ([60000.0], [60000.0**2], 0.5, 1.0)
-    assert decided(device, *case, dtype=F16)["found"] == 0.0
-    assert decided(device, *case[:3], None, dtype=F16)["found"] == 1.0
+    assert decided(device, *case, dtype=F16)["nonfinite"] == 0.0
+    assert decided(device, *case[:3], None, dtype=F16)["nonfinite"] == 1.0
 
 
 @pytest.mark.parametrize(
-    ("dtype", "halves", "found"), [(BF16, 511, 1.0), (BF16, 510, 0.0), (F32, 511, 0.0)]
+    ("dtype", "halves", "nonfinite"),
+    [(BF16, 511, 1.0), (BF16, 510, 0.0), (F32, 511, 0.0)],
 )
-def test_bf16_rounds_up_to_infinity_from_half_a_step_on(device, dtype, halves, found):
+def test_bf16_rounds_up_to_infinity_from_half_a_step_on(
+    device, dtype, halves, nonfinite
+):
     if dtype is BF16 and interpreted():
         pytest.skip("Triton's interpreter cuts bf16 off where a GPU rounds")
     # In units of half the last step below 2^128, which is 2^119.
     peak = halves * 2.0**119 * 0.5
     made = decided(device, [peak], [1.0], 0.5, None, dtype=dtype)
-    assert made["found"] == found
+    assert made["nonfinite"] == nonfinite
 
 
 def test_f32_that_would_overflow_when_unscaled_is_found(device):
-    assert decided(device, [2e38], [1.0], 0.5, None)["found"] == 1.0
-    assert decided(device, [1.6e38], [1.0], 0.5, None)["found"] == 0.0
+    assert decided(device, [2e38], [1.0], 0.5, None)["nonfinite"] == 1.0
+    assert decided(device, [1.6e38], [1.0], 0.5, None)["nonfinite"] == 0.0
 
 
 def test_an_overflow_in_the_division_by_grad_scale_is_found(device):
@@ -220,7 +223,7 @@ def test_an_overflow_in_the_division_by_grad_scale_is_found(device):
     scale, peak = 0.8270044922828674, 2.814150460882631e38
     made = decided(device, [peak], [1.0], scale, None)
     quotient = torch.tensor(peak) / made["grad_scale"]
-    assert made["found"] == 1.0 or quotient.isfinite()
+    assert made["nonfinite"] == 1.0 or quotient.isfinite()
 
 
 # Smaller blocks for most of them: the interpreter takes a second for some hundred.
@@ -240,7 +243,7 @@ def test_all_tensors_count_however_many(device, monkeypatch, block, count, bad):
         math.sqrt(0.25 * (count - 1) + 49.0) / 2.0, rel=1e-6
     )
     peaks[bad] = NAN
-    assert decided(device, peaks, squares, 2.0, None)["found"] == 1.0
+    assert decided(device, peaks, squares, 2.0, None)["nonfinite"] == 1.0
 
 
 def test_the_next_decision_has_memory_of_its_own(device):
@@ -354,6 +357,6 @@ def test_any_peaks_are_decided_on_by_the_formula(device, peaks, scale, max_norm,
     near |= math.isclose(unscaled, border, rel_tol=1e-6)
     near |= math.isclose(truth["norm"].double().item(), 2.0**128, rel_tol=1e-6)
     if not near:
-        for name in ("found", "norm_found", "skip"):
+        for name in ("nonfinite", "norm_unusable", "skip"):
             assert made[name] == truth[name], name
     assert made["amax"] == truth["amax"]

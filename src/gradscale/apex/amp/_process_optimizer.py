@@ -62,7 +62,7 @@ class Unscaled:
         home = self.inv_scale.device
         values = [self.inv_scale if self.loss is None else self.loss]
         for stats, factor in self.stats:
-            values += [stats.found(factor.to(stats.home)), stats.amax()]
+            values += [stats.nonfinite(factor.to(stats.home)), stats.amax()]
         loss, *pairs = to_host(values, home)
         scaler = self.scaler
         scaler._has_overflow = any(pairs[::2])

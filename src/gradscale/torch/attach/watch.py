@@ -238,18 +238,18 @@ class Watch:
         first = True
         for loss in self._losses:
             first = not note_loss_(loss, state.one, state, first=first) and first
-        found = largest([to_device(flag.reshape(()), home) for flag in flags])
-        found = found.clamp(0.0, 1.0)
+        nonfinite = largest([to_device(flag.reshape(()), home) for flag in flags])
+        nonfinite = nonfinite.clamp(0.0, 1.0)
         stepped = any(entry["stage"] is OptState.STEPPED for entry in states)
         peaks = [stats.amax() for stats, _ in self._stats.values()]
         return StepFacts(
             read=state.one,
             stepped=state.one if stepped else state.zero,
-            skipped=found if stepped else state.zero,
+            skipped=nonfinite if stepped else state.zero,
             # A copy: the update writes into the same tensor.
             scale=scale.float().reshape(()).clone(),
-            found=found,
-            norm_found=state.zero,
+            nonfinite=nonfinite,
+            norm_unusable=state.zero,
             amax=largest(peaks or [state.zero]),
             grad_norm=state.unasked,
         )
@@ -265,7 +265,7 @@ class Watch:
         state.total.tally[0].add_(1)
         fields.loss_trace.zero_()
         fields.loss.copy_(state.nan)
-        fields.uncalibrated.mul_(facts.found)
+        fields.uncalibrated.mul_(facts.nonfinite)
         fields.grown.copy_(self._scaler._scale.reshape(()) > facts.scale)
         stats = list(self._stats.values())
         self._stats, self._losses = {}, []

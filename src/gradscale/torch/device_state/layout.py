@@ -36,16 +36,16 @@ class Kept(NamedTuple):
 class StepFacts(NamedTuple):
     """The fields of a row that one step adds; f32[] each on the device.
 
-    `skipped`, `found` and `norm_found` are 0 in a healthy step. A tally counts the
-    first three fields.
+    `skipped`, `nonfinite` and `norm_unusable` are 0 in a healthy step. A tally counts
+    the first three fields.
 
     Attributes:
         read: 1 if some gradient was read.
         stepped: 1 if a step was requested.
         skipped: 1 if it was to be skipped.
         scale: The scale that multiplied the loss.
-        found: 1 if an element was not finite.
-        norm_found: 1 if the norm was not usable.
+        nonfinite: 1 if an element was not finite.
+        norm_unusable: 1 if the norm was not usable.
         amax: The largest scaled magnitude.
         grad_norm: The norm of the unscaled gradients; -1 if it was not computed.
     """
@@ -54,8 +54,8 @@ class StepFacts(NamedTuple):
     stepped: Tensor
     skipped: Tensor
     scale: Tensor
-    found: Tensor
-    norm_found: Tensor
+    nonfinite: Tensor
+    norm_unusable: Tensor
     amax: Tensor
     grad_norm: Tensor
 
@@ -76,8 +76,8 @@ class DeviceRow(NamedTuple):
     stepped: float
     skipped: float
     scale: float
-    found: float
-    norm_found: float
+    nonfinite: float
+    norm_unusable: float
     amax: float
     grad_norm: float
     loss_trace: float
@@ -95,9 +95,9 @@ class DeviceRow(NamedTuple):
             step=step,
             scale=self.scale,
             applied=self.stepped == 1.0 and self.skipped == 0.0,
-            finite=self.found == 0.0,
+            finite=self.nonfinite == 0.0,
             loss_finite=self.loss_trace == 0.0,
-            norm_finite=self.norm_found == 0.0,
+            norm_finite=self.norm_unusable == 0.0,
             read=self.read == 1.0,
             calibrated=self.uncalibrated == 0.0,
             grown=self.grown == 1.0,

@@ -26,8 +26,8 @@ class StepSummary(NamedTuple):
         scale: f32[], the scale of its gradients.
         stepped: Its `step()` ran; else it was only unscaled.
         skip: f32[], 1 if its step was to be skipped, else 0.
-        found: f32[], 1 if an element was not finite, else 0.
-        norm_found: f32[], 1 if the norm was not usable, else 0; None without a norm.
+        nonfinite: f32[], 1 if an element was not finite, else 0.
+        norm_unusable: f32[], 1 if the norm was not usable, else 0; None without a norm.
         norm: f32[], the norm of the unscaled gradients, or None.
         amax: f32[], the largest scaled magnitude, or None if it was not read.
     """
@@ -36,8 +36,8 @@ class StepSummary(NamedTuple):
     scale: Tensor
     stepped: bool
     skip: Tensor
-    found: Tensor
-    norm_found: Tensor | None
+    nonfinite: Tensor
+    norm_unusable: Tensor | None
     norm: Tensor | None
     amax: Tensor | None
 
@@ -229,8 +229,8 @@ class _Facts(NamedTuple):
     stepped: Any
     skipped: Any
     scale: Any
-    found: Any
-    norm_found: Any
+    nonfinite: Any
+    norm_unusable: Any
     amax: Any
     grad_norm: Any
     skip: Any
@@ -247,8 +247,10 @@ def _facts(one: StepSummary, ops: _Ops) -> _Facts:
         stepped=ops.one if one.stepped else ops.zero,
         skipped=skip if one.stepped else ops.zero,
         scale=number(one.scale),
-        found=number(one.found),
-        norm_found=ops.zero if one.norm_found is None else number(one.norm_found),
+        nonfinite=number(one.nonfinite),
+        norm_unusable=ops.zero
+        if one.norm_unusable is None
+        else number(one.norm_unusable),
         amax=ops.zero if one.amax is None else number(one.amax),
         grad_norm=ops.unasked if one.norm is None else number(one.norm),
         skip=skip,

@@ -60,8 +60,8 @@ def update_one_(
                 step.account.tally,
                 step.scale,
                 step.skip,
-                step.found,
-                state.zero if step.norm_found is None else step.norm_found,
+                step.nonfinite,
+                state.zero if step.norm_unusable is None else step.norm_unusable,
                 state.zero if step.amax is None else step.amax,
                 state.unasked if step.norm is None else step.norm,
             ),
@@ -86,8 +86,8 @@ _READ = tl.constexpr(ROW.index("read"))
 _STEPPED = tl.constexpr(ROW.index("stepped"))
 _SKIPPED = tl.constexpr(ROW.index("skipped"))
 _SCALE = tl.constexpr(ROW.index("scale"))
-_FOUND = tl.constexpr(ROW.index("found"))
-_NORM_FOUND = tl.constexpr(ROW.index("norm_found"))
+_NONFINITE = tl.constexpr(ROW.index("nonfinite"))
+_NORM_UNUSABLE = tl.constexpr(ROW.index("norm_unusable"))
 _AMAX = tl.constexpr(ROW.index("amax"))
 _GRAD_NORM = tl.constexpr(ROW.index("grad_norm"))
 # Kept values have a vector of their own; in a row they come last.
@@ -115,8 +115,8 @@ def _update(
     tally_ptr,
     used_scale_ptr,
     skip_ptr,
-    found_ptr,
-    norm_found_ptr,
+    nonfinite_ptr,
+    norm_unusable_ptr,
     amax_ptr,
     norm_ptr,
     stepped,
@@ -174,11 +174,11 @@ def _update(
     row = tl.where(field == _STEPPED, stepped, row)
     row = tl.where(field == _SKIPPED, skipped, row)
     row = tl.where(field == _SCALE, tl.load(used_scale_ptr), row)
-    found = tl.load(found_ptr).to(tl.float32)
-    norm_found = tl.load(norm_found_ptr).to(tl.float32)
+    nonfinite = tl.load(nonfinite_ptr).to(tl.float32)
+    norm_unusable = tl.load(norm_unusable_ptr).to(tl.float32)
     amax = tl.load(amax_ptr).to(tl.float32)
-    row = tl.where(field == _FOUND, found, row)
-    row = tl.where(field == _NORM_FOUND, norm_found, row)
+    row = tl.where(field == _NONFINITE, nonfinite, row)
+    row = tl.where(field == _NORM_UNUSABLE, norm_unusable, row)
     row = tl.where(field == _AMAX, amax, row)
     row = tl.where(field == _GRAD_NORM, tl.load(norm_ptr).to(tl.float32), row)
     row = tl.where(field == _KEPT + _LOSS_TRACE, loss_trace, row)

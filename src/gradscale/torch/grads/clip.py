@@ -24,24 +24,25 @@ class Clip(NamedTuple):
     Attributes:
         norm: f32[], the norm of the unscaled gradients.
         coef: f32[], in [0, 1]: the factor still to apply; 1 once applied.
-        found: f32[], 1 if the norm or the multiplier is not a usable f32, else 0.
+        norm_unusable: f32[], 1 if the norm or the multiplier is not a usable f32, else
+            0.
     """
 
     norm: Tensor
     coef: Tensor
-    found: Tensor
+    norm_unusable: Tensor
 
     def after(self, earlier: "Clip") -> "Clip":
         """Return this clip combined with an earlier one."""
         return Clip(
             norm=self.norm,
             coef=self.coef * earlier.coef,
-            found=torch.maximum(self.found, earlier.found),
+            norm_unusable=torch.maximum(self.norm_unusable, earlier.norm_unusable),
         )
 
     def applied(self) -> "Clip":
         """Return the clip after the gradients were multiplied by it."""
-        return Clip(self.norm, torch.ones_like(self.coef), self.found)
+        return Clip(self.norm, torch.ones_like(self.coef), self.norm_unusable)
 
 
 def clip_of(norm: Tensor, max_norm: float, factor: Tensor) -> Clip:

@@ -11,6 +11,8 @@ SMALL = 16384
 # Partial sums of this many squares keep 6 digits in f32, and the piece stays in the
 # cache: half the time of two reads, benchmarks/results/step_cpu.json.
 CHUNK = 2**20
+# A scale that is not known is assumed to be above it; the default `min_scale` is 2^-24.
+SAFE = 2.0**-32
 
 _HALVES = (torch.float16, torch.bfloat16)
 # The largest magnitude of all; of each tensor, or None; the norm, if requested.
@@ -33,11 +35,24 @@ def read_on_device(tensors: list[Tensor], norm_type: float | None) -> PlainStats
     return peak, each, torch.linalg.vector_norm(torch.stack(norms), norm_type)
 
 
-def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
-    """As `read_on_device`, but per-tensor peaks are None if none can be a culprit."""
+def read_on_host(
+    tensors: list[Tensor], norm_type: float | None, scale: Tensor | None = None
+) -> PlainStats:
+    """As `read_on_device`, but per-tensor peaks are None if none can be a culprit.
+
+    Args:
+        tensors: On the CPU.
+        norm_type: The order of the norm; None for none.
+        scale: f32[], they will be divided by it; None if it is not known.
+    """
     dtype = tensors[0].dtype
+    lowest = SAFE
+    # Reading a scale on another device would wait for it.
+    if scale is not None and scale.device.type == "cpu":
+        lowest = min(scale.item(), SAFE)
+    harmless = torch.finfo(dtype).max * lowest
     if sum(map(Tensor.numel, tensors)) < SMALL and dtype not in _HALVES:
-        return _read_small(tensors, norm_type)
+        return _read_small(tensors, norm_type, harmless)
     add_squares = norm_type == 2.0 and dtype in (torch.float32, torch.float64)
     pieces = _pieces(tensors)
     extremes: list[Tensor] = []
@@ -51,7 +66,7 @@ def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
     if dtype in _HALVES:
         peak = peak.float()
     highest = peak.item()
-    each = None if _is_harmless(highest, dtype) else peaks_on_host(tensors)
+    each = None if highest <= harmless else peaks_on_host(tensors)
     if norm_type is None:
         return peak, each, None
     if norm_type == math.inf or not 0.0 < highest < math.inf:
@@ -59,19 +74,16 @@ def read_on_host(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
     return peak, each, _norm_on_host(pieces, squares, norm_type)
 
 
-def _read_small(tensors: list[Tensor], norm_type: float | None) -> PlainStats:
+def _read_small(
+    tensors: list[Tensor], norm_type: float | None, harmless: float
+) -> PlainStats:
     """Read few elements, where each operation costs more than a pass over them."""
     flat = torch._utils._flatten_dense_tensors(tensors)
     peak = torch.linalg.vector_norm(flat, math.inf)
-    each = None if _is_harmless(peak.item(), flat.dtype) else peaks_on_host(tensors)
+    each = None if peak.item() <= harmless else peaks_on_host(tensors)
     if norm_type is None or norm_type == math.inf:
         return peak, each, None if norm_type is None else peak
     return peak, each, torch.linalg.vector_norm(flat, norm_type, dtype=torch.float64)
-
-
-def _is_harmless(peak: float, dtype: torch.dtype) -> bool:
-    """Return whether no gradient can be a culprit, now or when it is unscaled."""
-    return peak <= torch.finfo(dtype).max * 2.0**-32
 
 
 def peaks_on_device(tensors: list[Tensor]) -> Tensor:

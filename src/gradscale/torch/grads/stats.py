@@ -144,7 +144,7 @@ class GradStats:
             return replace(self, norm_type=norm_type, _norm=None)
         return None
 
-    def found(self, factor: Tensor, *, divide: bool = False) -> Tensor:
+    def nonfinite(self, factor: Tensor, *, divide: bool = False) -> Tensor:
         """Return 1 if a gradient is not finite, or would not be once multiplied.
 
         Rounding is monotonic, so testing the largest magnitude suffices.
@@ -172,7 +172,7 @@ class GradStats:
         return peaks[0] if len(peaks) == 1 else largest(peaks)
 
     def culprits(self, multiplier: Tensor) -> list[Tensor | str]:
-        """Return the parameters behind `found(multiplier)`. Syncs."""
+        """Return the parameters behind `nonfinite(multiplier)`. Syncs."""
         flags = [
             (place, flag)
             for kind, _, bad in self._bad(multiplier)
@@ -186,7 +186,7 @@ class GradStats:
         """Return parameters and float[2, n]. No sync.
 
         The largest magnitude of each gradient, and 1 for those behind
-        `found(multiplier)`, else 0.
+        `nonfinite(multiplier)`, else 0.
         """
         return [
             (
@@ -262,18 +262,19 @@ def read(
                 unscale=unscale,
             )
             unscaled = unscale
-            found = KindStats(kind[1], kind[0], positions, stats=stats)
+            kind_stats = KindStats(kind[1], kind[0], positions, stats=stats)
         else:
             # A fake tensor has no value to read.
             readable = type(tensors[0]) is Tensor and kind[0].type == "cpu"
-            on_host = readable and not torch.compiler.is_compiling()
-            read_kind = read_on_host if on_host else read_on_device
             with torch.no_grad():
-                plain = read_kind(tensors, norm_type)
-            found = KindStats(kind[1], kind[0], positions, *plain)
+                if readable and not torch.compiler.is_compiling():
+                    plain = read_on_host(tensors, norm_type, scale)
+                else:
+                    plain = read_on_device(tensors, norm_type)
+            kind_stats = KindStats(kind[1], kind[0], positions, *plain)
         if gradients.copies is not None:
-            found.copies = gradients.copies[positions[0]]
-        kinds.append(found)
+            kind_stats.copies = gradients.copies[positions[0]]
+        kinds.append(kind_stats)
     if len(kinds) > 1 or groups[0][0][0] != home:
         decision = None
     return GradStats(

@@ -170,7 +170,7 @@ def _store(
     inverse = tl.div_rn(1.0, scale)
     norm = (tl.sqrt(total) * inverse.to(tl.float64)).to(tl.float32)
     coef = 1.0
-    norm_found = 0.0
+    norm_unusable = 0.0
     if CLIP:
         ratio = tl.div_rn(max_norm, norm + 1e-6)
         # A comparison with NaN is False: the coefficient then stays NaN.
@@ -179,17 +179,17 @@ def _store(
         usable = coef * inverse >= 1.1754943508222875e-38
         if TO_ZERO:
             usable = _is_finite(norm)
-        norm_found = tl.where(usable, 0.0, 1.0)
+        norm_unusable = tl.where(usable, 0.0, 1.0)
     multiplier = inverse * coef
     grad_scale = tl.div_rn(scale, coef)
     # Rounded as stored. Rounding is monotonic: if the peak stays finite, all elements
     # do. A product and a quotient may differ in the last bit.
     times = (amax * multiplier).to(DTYPE).to(tl.float32)
     over = tl.div_rn(amax, grad_scale).to(DTYPE).to(tl.float32)
-    found = tl.where(_is_finite(times) & _is_finite(over), 0.0, 1.0)
-    tl.store(numbers_ptr + 0, found)
-    tl.store(numbers_ptr + 1, norm_found)
-    tl.store(numbers_ptr + 2, tl.maximum(found, norm_found))
+    nonfinite = tl.where(_is_finite(times) & _is_finite(over), 0.0, 1.0)
+    tl.store(numbers_ptr + 0, nonfinite)
+    tl.store(numbers_ptr + 1, norm_unusable)
+    tl.store(numbers_ptr + 2, tl.maximum(nonfinite, norm_unusable))
     tl.store(numbers_ptr + 3, amax)
     tl.store(numbers_ptr + 4, norm)
     tl.store(numbers_ptr + 5, coef)

@@ -65,9 +65,10 @@ class Decision(NamedTuple):
     """The decision on one step. f32[] each, on the device.
 
     Attributes:
-        found: 1 if a gradient is not finite, or would not be once multiplied; else 0.
-        norm_found: 1 if the norm or the multiplier is not a usable f32, else 0. Without
-            a clip, plain operations leave it, `norm` and `coef` None.
+        nonfinite: 1 if a gradient is not finite, or would not be once multiplied; else
+            0.
+        norm_unusable: 1 if the norm or the multiplier is not a usable f32, else 0.
+            Without a clip, plain operations leave it, `norm` and `coef` None.
         skip: 1 if either is 1, else 0.
         amax: The largest magnitude of the scaled gradients.
         norm: The norm of the unscaled gradients.
@@ -76,8 +77,8 @@ class Decision(NamedTuple):
         grad_scale: `scale / coef`, the divisor for PyTorch's fused optimizers.
     """
 
-    found: Tensor
-    norm_found: Tensor | None
+    nonfinite: Tensor
+    norm_unusable: Tensor | None
     skip: Tensor
     amax: Tensor
     norm: Tensor | None
@@ -127,15 +128,17 @@ def decide(stats: TensorStats, scale: Tensor, max_norm: float | None) -> Decisio
     """
     amax, inverse = stats.peaks.amax(), scale.reciprocal()
     norm = (stats.squares.sum().sqrt() * inverse).float()
-    coef, norm_found = torch.ones_like(scale), torch.zeros_like(scale)
+    coef, norm_unusable = torch.ones_like(scale), torch.zeros_like(scale)
     if max_norm is not None:
-        coef, norm_found = clip_to(norm, max_norm, inverse)
+        coef, norm_unusable = clip_to(norm, max_norm, inverse)
     multiplier, grad_scale = inverse * coef, scale / coef
     # Rounded as stored. A product and a quotient may differ in the last bit.
     stored = torch.stack((amax * multiplier, amax / grad_scale)).to(stats.dtype)
-    found = (~torch.isfinite(stored).all()).float()
-    skip = torch.maximum(found, norm_found)
-    return Decision(found, norm_found, skip, amax, norm, coef, multiplier, grad_scale)
+    nonfinite = (~torch.isfinite(stored).all()).float()
+    skip = torch.maximum(nonfinite, norm_unusable)
+    return Decision(
+        nonfinite, norm_unusable, skip, amax, norm, coef, multiplier, grad_scale
+    )
 
 
 def adam_(lists: AdamLists, config: AdamConfig, amp: AmpArgs) -> None:

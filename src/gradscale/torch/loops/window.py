@@ -40,10 +40,10 @@ def grads_finite(scaler: GradScaler, optimizer: Any) -> bool:
     step.read(scale)
     # Of the gradients so far: more may be added before the step is decided.
     step.decision = None
-    found = torch.zeros_like(scale)
+    nonfinite = torch.zeros_like(scale)
     if step.stats is not None:
-        found = step.stats.found(scale.reciprocal())
-    return not any_rank(bool(found.item()), replicas_of(scaler._model))
+        nonfinite = step.stats.nonfinite(scale.reciprocal())
+    return not any_rank(bool(nonfinite.item()), replicas_of(scaler._model))
 
 
 def any_rank(flag: bool, group: Any) -> bool:

@@ -197,7 +197,7 @@ def merge_(stash: Stash, scale: Tensor, common: Tensor, names: Sequence[Any]) ->
     if snapshot.tensors:
         factor = common / scale
         stats = read(snapshot, common.device)
-        found = stats.found(factor, divide=False)
+        found = stats.nonfinite(factor, divide=False)
         multiply_(snapshot.originals or snapshot.tensors, factor, snapshot.kind)
     stash.add_to_new()
     return to_device(found, common.device)

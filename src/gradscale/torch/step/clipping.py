@@ -84,7 +84,7 @@ def clip_steps(
         clip = clip_of(whole, max_norm, factor)
         step.add_clip(clip, unscaled=not ready)
         if not ready:
-            iteration.also_skip(step, clip.found)
+            iteration.also_skip(step, clip.norm_unusable)
     return whole
 
 
@@ -149,6 +149,6 @@ def clip_bare_params(
     for step in steps:
         if iteration.affects(clipped, step):
             step.mark_used()
-            iteration.also_skip(step, clip.found)
+            iteration.also_skip(step, clip.norm_unusable)
     iteration.params_clips.append((clipped, clip))
     return clip.norm

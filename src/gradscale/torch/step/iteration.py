@@ -190,7 +190,7 @@ class Iteration:
             used_scale: f32[], the scale that multiplied the last loss.
             home: The device of the update.
         """
-        found, idle = [], []
+        summaries, idle = [], []
         for key, entry in self.states.items():
             flags, stage = entry["found_inf_per_device"], entry["stage"]
             if flags:
@@ -200,21 +200,21 @@ class Iteration:
                     clip = self.params_clip_of(step)
                 skip = skip_of(flags, step, home)
                 account = None if step.entry is None else step.entry.account
-                found.append(
+                summaries.append(
                     StepSummary(
                         account=account or entries.account(key),
                         scale=used_scale if step.scale is None else step.scale,
                         stepped=stage is OptState.STEPPED,
                         skip=skip,
-                        found=skip if made is None else made.found,
-                        norm_found=None if made is None else made.norm_found,
+                        nonfinite=skip if made is None else made.nonfinite,
+                        norm_unusable=None if made is None else made.norm_unusable,
                         norm=None if clip is None else clip.norm,
                         amax=None if made is None else made.amax,
                     )
                 )
             elif stage is not OptState.READY and key in self.steps:
                 idle.append(key)
-        return found, idle
+        return summaries, idle
 
     def decide(
         self, step: OptimizerStep, scale: Tensor, *, divide: bool
@@ -226,8 +226,8 @@ class Iteration:
         skip = step.decide(scale, divide=divide).skip
         clip = self.params_clip_of(step) if self.params_clips else None
         if clip is not None:
-            step.also_skip(clip.found)
-            skip = torch.maximum(skip, clip.found)
+            step.also_skip(clip.norm_unusable)
+            skip = torch.maximum(skip, clip.norm_unusable)
         kinds = () if step.stats is None else step.stats.kinds
         devices = {kind.device for kind in kinds}
         if devices <= {skip.device}:
@@ -320,12 +320,12 @@ class Iteration:
                 rescale_([leaf], scale / stray.scale)
                 del self.strays[key]
 
-    def also_skip(self, step: OptimizerStep, found: Tensor) -> None:
-        """Skip a step that was decided before, where `found` is 1."""
-        step.also_skip(found)
+    def also_skip(self, step: OptimizerStep, norm_unusable: Tensor) -> None:
+        """Skip a step that was decided before, where a norm is not usable."""
+        step.also_skip(norm_unusable)
         flags = self.states[id(step.optimizer)]["found_inf_per_device"]
-        for device, flag in flags.items():
-            flags[device] = torch.maximum(flag, to_device(found, device))
+        for device, skip in flags.items():
+            flags[device] = torch.maximum(skip, to_device(norm_unusable, device))
 
     def end(self, used_scale: Tensor, entries: OptimizerEntries) -> None:
         """End the steps that were unscaled or taken; carry over the others.
@@ -424,8 +424,9 @@ def rescale_(params: list[Tensor], factor: Tensor) -> None:
     """Multiply the gradients of parameters in place. No host sync."""
     # Invalid gradients raise an error when they are read.
     with suppress(GradientError):
-        found = collect(params, allow_fp16=True)
-        multiply_(found.originals or found.tensors, factor, found.kind)
+        snapshot = collect(params, allow_fp16=True)
+        grads = snapshot.originals or snapshot.tensors
+        multiply_(grads, factor, snapshot.kind)
 
 
 def _has_any(step: OptimizerStep, ids: frozenset[int]) -> bool:

@@ -264,7 +264,7 @@ class OptimizerStep:
     def _snapshot_of_grads(self, allow_fp16: bool) -> GradSnapshot:
         channel, params = self.channel, self.params()
         try:
-            found = collect(
+            snapshot = collect(
                 params,
                 allow_fp16=allow_fp16,
                 names=self.name_sources,
@@ -276,13 +276,13 @@ class OptimizerStep:
             raise
         if self.in_masters:
             names = dict(zip(map(id, params), self.owned_params(), strict=True))
-            owners = [names[id(master)] for master in found.params]
-            return found._replace(params=owners)
+            owners = [names[id(master)] for master in snapshot.params]
+            return snapshot._replace(params=owners)
         # In this order: torch.compile of PyTorch 2.11 cannot compare lists by identity.
-        if torch.compiler.is_compiling() or found.params is not params:
-            return found
+        if torch.compiler.is_compiling() or snapshot.params is not params:
+            return snapshot
         # A copy: the list of a group may be changed before the outcome is read.
-        return found._replace(params=list(params))
+        return snapshot._replace(params=list(params))
 
     def norm_of_unscaled(
         self, norm_type: float, one: Tensor, *, allow_fp16: bool
@@ -335,15 +335,17 @@ class OptimizerStep:
                 multiplier, grad_scale = multiplier * clip.coef, scale / clip.coef
             if stats is None:
                 # No gradient has an element.
-                found = amax = torch.zeros_like(scale)
+                skip = nonfinite = amax = torch.zeros_like(scale)
             else:
                 factor = grad_scale if divide else multiplier
-                found, amax = stats.found(factor, divide=divide), stats.amax()
-            norm_found = None if clip is None else clip.found
+                skip = nonfinite = stats.nonfinite(factor, divide=divide)
+                amax = stats.amax()
+            if clip is not None:
+                skip = torch.maximum(nonfinite, clip.norm_unusable)
             self.decision = Decision(
-                found=found,
-                norm_found=norm_found,
-                skip=found if norm_found is None else found.maximum(norm_found),
+                nonfinite=nonfinite,
+                norm_unusable=None if clip is None else clip.norm_unusable,
+                skip=skip,
                 amax=amax,
                 norm=None if clip is None else clip.norm,
                 coef=None if clip is None else clip.coef,
@@ -354,12 +356,11 @@ class OptimizerStep:
 
     def take_clip(self, made: Decision) -> Tensor:
         """Take the clip that a kernel has decided on; return the norm."""
-        norm, coef, found = made.norm, made.coef, made.norm_found
-        assert norm is not None
-        assert coef is not None
-        assert found is not None
-        self.clip = Clip(norm, coef, found)
-        return norm
+        assert made.norm is not None
+        assert made.coef is not None
+        assert made.norm_unusable is not None
+        self.clip = Clip(made.norm, made.coef, made.norm_unusable)
+        return made.norm
 
     def add_clip(self, clip: Clip, *, unscaled: bool) -> None:
         """Fold a clip into the step; unscaled gradients are clipped at once."""
@@ -388,22 +389,28 @@ class OptimizerStep:
         self.read(ones)
         if self.stats is None:
             return flags
-        found = self.stats.found(ones)
-        skip = torch.maximum(skip, found)
+        nonfinite = self.stats.nonfinite(ones)
+        skip = torch.maximum(skip, nonfinite)
         if before is not None:
             # `amax` stays that of the scaled gradients.
-            found = torch.maximum(before.found, found)
-            self.decision = before._replace(found=found, skip=skip, multiplier=ones)
+            self.decision = before._replace(
+                nonfinite=torch.maximum(before.nonfinite, nonfinite),
+                skip=skip,
+                multiplier=ones,
+            )
         return {device: skip.to(device, non_blocking=True) for device in flags}
 
-    def also_skip(self, found: Tensor) -> None:
-        """Skip a step that was decided before, where `found` is 1."""
+    def also_skip(self, norm_unusable: Tensor) -> None:
+        """Skip a step that was decided before, where a norm is not usable."""
         if self.decision is not None:
-            made, bad = self.decision, found
-            if made.norm_found is not None:
-                bad = torch.maximum(made.norm_found, found)
-            skip = torch.maximum(made.skip, found)
-            self.decision = made._replace(norm_found=bad, skip=skip)
+            skip = torch.maximum(self.decision.skip, norm_unusable)
+            if self.decision.norm_unusable is not None:
+                norm_unusable = torch.maximum(
+                    self.decision.norm_unusable, norm_unusable
+                )
+            self.decision = self.decision._replace(
+                norm_unusable=norm_unusable, skip=skip
+            )
 
     def _is_snapshot(self, versions: Numbers | None) -> bool:
         """Return whether the gradients are those collected, with these versions."""
