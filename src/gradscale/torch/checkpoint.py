@@ -46,7 +46,7 @@ class Resumed:
         state.fields.floor_steps.fill_(float(self.floor_steps))
         state.fields.uncalibrated.fill_(float(not self.calibrated))
         state.fields.grown.fill_(float(self.grown))
-        state.total.set_tally(*self.total())
+        state.total.set_counts(*self.total())
 
     def total(self) -> tuple[int, int]:
         """Return the counts of the whole run."""
@@ -100,8 +100,8 @@ def saved_of(scaler: "GradScaler") -> Saved:
     }
     if state is None:
         return Saved(**facts, **vars(resumed))
-    accounts = [state.total, *scaler._entries.accounts().values()]
-    tallies = [account.counts() for account in accounts]
+    totals = [state.total, *scaler._entries.totals().values()]
+    tallies = [each.applied_and_skipped() for each in totals]
     # Optimizers of the resumed run that have not stepped yet keep their counts.
     tallies += resumed.tallies[len(tallies) :]
     return Saved(

@@ -908,8 +908,8 @@ class GradScaler(torch.amp.GradScaler):
         elif not idle:
             raise messages.nothing_to_update()
         if idle:
-            accounts = [self._entries.account(key) for key in idle]
-            update_idle_(state, accounts, whole=not steps)
+            totals = [self._entries.totals_of(key) for key in idle]
+            update_idle_(state, totals, whole=not steps)
         if self._buffers is not None:
             self._buffers.end_update(state.total.row[_SKIPPED])
         self._iteration.end(state.used_scale, self._entries)
@@ -980,7 +980,7 @@ class GradScaler(torch.amp.GradScaler):
         settled = self._iteration.settled
         if self._state is None or not settled:
             return None
-        return outcome_of(self._state.total, self._entries.accounts(), settled)
+        return outcome_of(self._state.total, self._entries.totals(), settled)
 
     @property
     def applied_steps(self) -> StepCount:
@@ -995,7 +995,7 @@ class GradScaler(torch.amp.GradScaler):
     def _count(self, place: int) -> StepCount:
         if self._state is None:
             return StepCount(self._resumed.total()[place], {})
-        return count_of(self._state.total, self._entries.accounts(), place)
+        return count_of(self._state.total, self._entries.totals(), place)
 
     def postfix(self) -> str:
         """Return the scale and the skips for a progress bar. Syncs."""

@@ -141,14 +141,14 @@ class Run:
     def __init__(self, step=0):
         self.state, self.copies = new_device_state(CPU, 8.0), RowCopies()
         self.step = step
-        self.state.total.set_tally(step, 0)
+        self.state.total.set_counts(step, 0)
 
     def replay(self, count=1):
         """Take steps that the host does not see."""
         for _ in range(count):
             self.state.ring[self.step % RING].fill_(self.step + 1)
             self.step += 1
-            self.state.total.tally[0].fill_(self.step)
+            self.state.total.counts[0].fill_(self.step)
 
     def update(self, replayed=0):
         """Take steps the last of which the host sees; return the rows now due."""
@@ -175,7 +175,7 @@ def test_rows_are_those_of_the_moment_they_were_copied():
     run.steps(4)
     run.update()
     run.state.ring.fill_(-1.0)
-    run.state.total.tally.fill_(99)
+    run.state.total.counts.fill_(99)
     rows = run.copies.advance(run.state)
     assert [row.record.step for row in rows] == [1, 2, 3, 4]
     assert [row.record.scale for row in rows] == [1.0, 2.0, 3.0, 4.0]
@@ -239,7 +239,7 @@ def test_draining_reads_all_that_is_left_and_nothing_twice():
 def test_no_row_arrives_from_before_the_count_was_set(step):
     run = Run()
     run.steps(5)
-    run.state.total.set_tally(step, 0)
+    run.state.total.set_counts(step, 0)
     run.step = step
     read = [s for steps in run.steps(8) for s in steps]
     assert read[0] == step + 1
@@ -275,22 +275,22 @@ class _Copies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_one_copy_in_four_updates_carries_tally_and_ring():
+def test_one_copy_in_four_updates_carries_counts_and_ring():
     run = Run()
     with _Copies() as copies:
         for _ in range(PERIOD):
             run.copies.advance(run.state)
-    assert copies.seen == [run.state.sheet.numel()]
+    assert copies.seen == [run.state.packed.numel()]
 
 
-def test_the_tally_and_the_ring_do_not_overlap_on_the_sheet():
+def test_the_counts_and_the_ring_do_not_overlap():
     state = new_device_state(CPU, 8.0)
-    state.sheet.fill_(-1)
+    state.packed.fill_(-1)
     state.ring.zero_()
-    assert state.total.tally.tolist() == [-1, -1, -1]
-    state.total.tally.fill_(7)
+    assert state.total.counts.tolist() == [-1, -1, -1]
+    state.total.counts.fill_(7)
     assert not state.ring.any()
-    assert state.ring.data_ptr() % 16 == state.sheet.data_ptr() % 16
+    assert state.ring.data_ptr() % 16 == state.packed.data_ptr() % 16
     assert state.ring.shape == (RING, len(ROW))
 
 
@@ -299,8 +299,8 @@ def test_pinned_memory_is_allocated_once():
     state, copies = new_device_state(torch.device("cuda"), 8.0), RowCopies()
     addresses = set()
     for _ in range(4 * PERIOD):
-        state.total.tally[0].add_(1)
+        state.total.counts[0].add_(1)
         copies.advance(state)
-        if copies._sheet is not None:
-            addresses.add(copies._sheet.data_ptr())
+        if copies._packed is not None:
+            addresses.add(copies._packed.data_ptr())
     assert len(addresses) == 1

@@ -12,8 +12,8 @@ from gradscale.torch.device_state.layout import (
     RING,
     ROW,
     DeviceRow,
-    new_account,
     new_device_state,
+    new_totals,
 )
 from gradscale.torch.device_state.update import (
     StepSummary,
@@ -36,10 +36,10 @@ def _state(policy):
 def _summary(skip=0.0, *, stepped=True, norm=None):
     flag = torch.tensor(skip)
     norm = None if norm is None else torch.tensor(norm)
-    account = new_account(CPU)
+    totals = new_totals(CPU)
     scale = torch.tensor(8.0)
     return StepSummary(
-        account, scale, stepped, flag, flag, None, norm, torch.tensor(2.0)
+        totals, scale, stepped, flag, flag, None, norm, torch.tensor(2.0)
     )
 
 
@@ -56,8 +56,8 @@ def _update(policy, state, kept, *parts, hold=False, forced=None):
     )
 
 
-def _record(account):
-    return DeviceRow(*account.row.tolist()).record(int(account.tally[0]))
+def _record(totals):
+    return DeviceRow(*totals.row.tolist()).record(int(totals.counts[0]))
 
 
 def _policies(growth, backoff):
@@ -136,7 +136,7 @@ def test_a_scale_can_be_set_without_a_step(forced, scale):
     state, kept = _state(policy), new_device_state(CPU, 8.0)
     force_scale_(policy, state, kept, torch.tensor(forced))
     assert state.scale.item() == scale
-    assert kept.total.counts() == (0, 0)
+    assert kept.total.applied_and_skipped() == (0, 0)
 
 
 @pytest.mark.parametrize(("hold", "scale"), [(False, 4.0), (True, 8.0)])
@@ -172,22 +172,22 @@ def test_a_row_is_read_back_as_the_record_it_was():
         amax=2.0,
         grad_norm=5.0,
     )
-    assert _record(part.account) == expected
+    assert _record(part.totals) == expected
     assert _record(kept.total) == expected
 
 
 def test_a_part_that_did_not_step_is_neither_applied_nor_skipped():
     kept, part = new_device_state(CPU, 8.0), _summary(stepped=False)
     _update(DynamicScale(init_scale=8.0), _state(DynamicScale()), kept, part)
-    assert part.account.counts() == (0, 0)
-    assert not _record(part.account).applied
+    assert part.totals.applied_and_skipped() == (0, 0)
+    assert not _record(part.totals).applied
 
 
 def test_an_idle_account_says_that_nothing_was_read():
-    kept, account = new_device_state(CPU, 8.0), new_account(CPU, applied=4, skipped=1)
-    update_idle_(kept, [account], whole=True)
-    assert account.counts() == (4, 1)
-    record = _record(account)
+    kept, totals = new_device_state(CPU, 8.0), new_totals(CPU, applied=4, skipped=1)
+    update_idle_(kept, [totals], whole=True)
+    assert totals.applied_and_skipped() == (4, 1)
+    record = _record(totals)
     assert record.step == 6
     assert (record.read, record.applied, record.grad_norm) == (False, False, None)
     assert _record(kept.total) == record._replace(step=1)
@@ -203,10 +203,10 @@ def test_a_bad_loss_without_gradients_is_not_held_against_the_next_step():
 
 
 def test_an_optimizer_that_is_idle_beside_others_leaves_the_total_alone():
-    kept, account = new_device_state(CPU, 8.0), new_account(CPU)
-    update_idle_(kept, [account], whole=False)
-    assert account.tally.tolist() == [1, 0, 0]
-    assert kept.total.tally.tolist() == [0, 0, 0]
+    kept, totals = new_device_state(CPU, 8.0), new_totals(CPU)
+    update_idle_(kept, [totals], whole=False)
+    assert totals.counts.tolist() == [1, 0, 0]
+    assert kept.total.counts.tolist() == [0, 0, 0]
     assert not kept.ring.any()
 
 
@@ -227,13 +227,13 @@ def test_the_row_of_each_step_goes_to_its_place_in_the_ring():
 @pytest.mark.parametrize("updates", [RING - 1, RING, 7 * RING + 5])
 def test_the_ring_goes_round_by_the_count_of_updates(updates):
     policy, kept = DynamicScale(init_scale=8.0), new_device_state(CPU, 8.0)
-    kept.total.set_tally(updates, 0)
+    kept.total.set_counts(updates, 0)
     _update(policy, _state(policy), kept, _summary())
     assert kept.ring.any(dim=1).nonzero().tolist() == [[updates % RING]]
 
 
 def test_an_account_stands_at_the_counts_it_was_made_with():
-    assert new_account(CPU, applied=4, skipped=1).counts() == (4, 1)
+    assert new_totals(CPU, applied=4, skipped=1).applied_and_skipped() == (4, 1)
 
 
 def test_a_state_of_the_shell_is_the_policys_own():

@@ -7,7 +7,7 @@ from gradscale import DynamicScale
 from gradscale.errors import ConfigError
 from gradscale.torch import kernels
 from gradscale.torch.device_state import update_kernel
-from gradscale.torch.device_state.layout import new_account
+from gradscale.torch.device_state.layout import new_totals
 from gradscale.torch.device_state.update import StepSummary, update_
 from tests.torch.device_state.update_case import UpdateCase
 
@@ -39,7 +39,7 @@ def test_several_optimizers_and_a_forced_scale_are_left_to_plain_operations(
     case = UpdateCase(DynamicScale(init_scale=8.0), device, "triton")
     flag = torch.zeros((), device=device)
     steps = [
-        StepSummary(new_account(device), flag, True, flag, flag, None, None, None)
+        StepSummary(new_totals(device), flag, True, flag, flag, None, None, None)
         for _ in range(count)
     ]
     update_(
@@ -51,7 +51,7 @@ def test_several_optimizers_and_a_forced_scale_are_left_to_plain_operations(
         forced_scale=case.number(forced),
         kernels="triton",
     )
-    assert case.state.total.counts() == (1, 0)
+    assert case.state.total.applied_and_skipped() == (1, 0)
     assert case.scaling.scale.item() == (forced or 8.0)
 
 

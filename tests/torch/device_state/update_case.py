@@ -6,7 +6,7 @@ import torch
 
 from gradscale import DynamicScale
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.torch.device_state.layout import new_account, new_device_state
+from gradscale.torch.device_state.layout import new_device_state, new_totals
 from gradscale.torch.device_state.update import StepSummary, update_
 
 
@@ -17,7 +17,7 @@ class UpdateCase:
         self.policy, self.device, self.kernels = policy, device, kernels
         first = policy.init_state()
         self.state = new_device_state(device, first.scale)
-        self.account = new_account(device, applied=5, skipped=2)
+        self.totals = new_totals(device, applied=5, skipped=2)
         scale = torch.tensor(first.scale, device=device)
         self.scaling = FixedState(scale)
         if isinstance(policy, DynamicScale):
@@ -32,7 +32,7 @@ class UpdateCase:
         self.state.fields.refused.fill_(facts.get("refused", 0.0))
         self.state.fields.loss.fill_(facts.get("loss", math.nan))
         step = StepSummary(
-            account=self.account,
+            totals=self.totals,
             scale=self.number(facts.get("scale", 8.0)),
             stepped=stepped,
             skip=self.number(skip),
@@ -57,12 +57,12 @@ class UpdateCase:
             **self.scaling._asdict(),
             "debt": self.state.debt,
             "used_scale": self.state.used_scale,
-            "kept": self.state.kept,
+            "kept": self.state.persistent,
             "ring": self.state.ring,
-            "row": self.account.row,
-            "tally": self.account.tally,
+            "row": self.totals.row,
+            "counts": self.totals.counts,
             "total row": total.row,
-            "total tally": total.tally,
+            "total counts": total.counts,
         }
 
     def shown(self):

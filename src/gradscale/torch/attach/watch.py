@@ -262,7 +262,7 @@ class Watch:
         fields = state.fields
         state.ring[self._updates % RING].copy_(torch.stack([*facts, *fields]))
         self._updates += 1
-        state.total.tally[0].add_(1)
+        state.total.counts[0].add_(1)
         fields.loss_trace.zero_()
         fields.loss.copy_(state.nan)
         fields.uncalibrated.mul_(facts.nonfinite)

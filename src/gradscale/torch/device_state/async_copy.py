@@ -10,7 +10,7 @@ from gradscale.torch.device_state.layout import (
     RING,
     DeviceRow,
     DeviceState,
-    split_sheet,
+    split_packed,
 )
 
 # The rows on the device are copied in every PERIOD-th update, and read LAG updates
@@ -108,8 +108,8 @@ class RowCopies:
         self._starts = 0
         # The update that started the copy not read yet; 0 for none.
         self._started = 0
-        # The copy on the host, made once, and views of it: the tally and the ring.
-        self._sheet: Tensor | None = None
+        # The copy on the host, made once, and views of it: the counts and the ring.
+        self._packed: Tensor | None = None
         self._views: tuple[Tensor, Tensor] | None = None
         # The pending copy: its event, or on devices without events a clone there.
         self._event: torch.cuda.Event | None = None
@@ -139,7 +139,7 @@ class RowCopies:
         return rows + self._finish()
 
     def _begin(self, state: DeviceState) -> None:
-        """Restart the counts from the value of the tally; drop a pending copy."""
+        """Restart at the counts of `state`; drop a pending copy."""
         if self._event is not None:
             self._wait(self._event)
         self._starts = state.total.starts
@@ -148,18 +148,18 @@ class RowCopies:
 
     def _start(self, state: DeviceState) -> None:
         self._started = self.updates
-        kind = state.sheet.device.type
-        if self._sheet is None:
-            self._sheet = torch.empty_like(
-                state.sheet, device="cpu", pin_memory=kind == "cuda"
+        kind = state.packed.device.type
+        if self._packed is None:
+            self._packed = torch.empty_like(
+                state.packed, device="cpu", pin_memory=kind == "cuda"
             )
-            self._views = split_sheet(self._sheet)
+            self._views = split_packed(self._packed)
         if kind == "cuda":
-            self._event = _start_copy(state.sheet, self._sheet)
+            self._event = _start_copy(state.packed, self._packed)
         elif kind == "cpu":
-            self._sheet.copy_(state.sheet)
+            self._packed.copy_(state.packed)
         else:
-            self._there = state.sheet.clone()
+            self._there = state.packed.clone()
 
     def _wait(self, event: torch.cuda.Event) -> None:
         if not event.query():
@@ -170,13 +170,13 @@ class RowCopies:
         """Return the rows of the copy that was started last."""
         if self._event is not None:
             self._wait(self._event)
-        assert self._sheet is not None
+        assert self._packed is not None
         assert self._views is not None
         if self._there is not None:
-            self._sheet.copy_(self._there)
+            self._packed.copy_(self._there)
             self._there = None
-        tally, ring = self._views
-        steps = tally.tolist()[0]
+        counts, ring = self._views
+        steps = counts.tolist()[0]
         # Steps of replayed graphs have no update of their own on the host.
         replayed = steps - self._started
         # Otherwise it is unknown between which of these steps the replays took place.

@@ -13,8 +13,8 @@ from torch import Tensor
 from gradscale.core.records import StepRecord
 
 
-class Kept(NamedTuple):
-    """Values kept from step to step; f32[] each on the device.
+class Persistent(NamedTuple):
+    """Values that persist from step to step; f32[] each on the device.
 
     Attributes:
         loss_trace: 0 while every loss since the last update was finite, then NaN.
@@ -36,8 +36,8 @@ class Kept(NamedTuple):
 class StepFacts(NamedTuple):
     """The fields of a row that one step adds; f32[] each on the device.
 
-    `skipped`, `nonfinite` and `norm_unusable` are 0 in a healthy step. A tally counts
-    the first three fields.
+    `skipped`, `nonfinite` and `norm_unusable` are 0 in a healthy step. The first
+    three fields are counted.
 
     Attributes:
         read: 1 if some gradient was read.
@@ -60,12 +60,12 @@ class StepFacts(NamedTuple):
     grad_norm: Tensor
 
 
-KEPT = Kept._fields
+PERSISTENT = Persistent._fields
 # The fields of a row, in order.
-ROW = (*StepFacts._fields, *KEPT)
+ROW = (*StepFacts._fields, *PERSISTENT)
 # Rows on the device: steps that a graph may replay between two copies; 3.5 KiB.
 RING = 64
-# i64 before the ring in `DeviceState.sheet`: the tally, and one that aligns the ring.
+# i64 before the ring in `DeviceState.packed`: the counts, and one that aligns the ring.
 HEAD = 4
 
 
@@ -112,30 +112,30 @@ assert DeviceRow._fields == ROW
 
 
 @dataclass
-class Account:
-    """The last row and the tally of one optimizer, or of all together.
+class StepTotals:
+    """The last row and the counts of one optimizer, or of all together.
 
     Attributes:
         row: f32[len(ROW)], the row of the last step.
-        tally: i64[3], updates, steps requested, steps skipped.
-        start: The number of updates to which the tally was last set, on the host.
-        starts: How often the tally was set.
+        counts: i64[3], updates, steps requested, steps skipped.
+        start: The number of updates to which the counts were last set, on the host.
+        starts: How often the counts were set.
     """
 
     row: Tensor
-    tally: Tensor
+    counts: Tensor
     start: int = 0
     starts: int = 0
 
-    def set_tally(self, applied: int, skipped: int) -> None:
+    def set_counts(self, applied: int, skipped: int) -> None:
         """Set the counts in place."""
         self.start, self.starts = applied + skipped, self.starts + 1
         for place, count in enumerate((applied + skipped, applied + skipped, skipped)):
-            self.tally[place].fill_(count)
+            self.counts[place].fill_(count)
 
-    def counts(self) -> tuple[int, int]:
+    def applied_and_skipped(self) -> tuple[int, int]:
         """Return the numbers of applied and of skipped steps. Syncs."""
-        _, stepped, skipped = self.tally.tolist()
+        _, stepped, skipped = self.counts.tolist()
         return stepped - skipped, skipped
 
 
@@ -146,36 +146,36 @@ class DeviceState:
     Attributes:
         debt: i32[], `ScaleState.debt`; torch's GradScaler has no equivalent.
         used_scale: f32[], the scale that multiplied the last loss.
-        kept: f32[len(KEPT)], the fields of `Kept`.
-        fields: Views of `kept`, made once: making one takes as long as an operation.
-        total: The account of all optimizers together.
+        persistent: f32[len(PERSISTENT)], the fields of `Persistent`.
+        fields: Views of `persistent`, made once: one takes as long as an operation.
+        total: The totals of all optimizers together.
         ring: f32[RING, len(ROW)], the last rows: that of step s at (s - 1) % RING.
-        sheet: i64[HEAD + ...], the tally of the total and the ring in one piece, so
+        packed: i64[HEAD + ...], the counts of the total and the ring in one piece, so
             that one copy carries both to the host.
         zero, one, unasked, nan: f32[], 0, 1, -1 and NaN, never written.
     """
 
     debt: Tensor
     used_scale: Tensor
-    kept: Tensor
-    fields: Kept
-    total: Account
+    persistent: Tensor
+    fields: Persistent
+    total: StepTotals
     ring: Tensor
-    sheet: Tensor
+    packed: Tensor
     zero: Tensor
     one: Tensor
     unasked: Tensor
     nan: Tensor
 
 
-def new_account(device: torch.device, applied: int = 0, skipped: int = 0) -> Account:
-    """Return an account with these counts."""
-    account = Account(
+def new_totals(device: torch.device, applied: int = 0, skipped: int = 0) -> StepTotals:
+    """Return totals with these counts."""
+    totals = StepTotals(
         row=_zeros(len(ROW), device),
-        tally=torch.zeros(3, dtype=torch.int64, device=device),
+        counts=torch.zeros(3, dtype=torch.int64, device=device),
     )
-    account.set_tally(applied, skipped)
-    return account
+    totals.set_counts(applied, skipped)
+    return totals
 
 
 def new_device_state(device: torch.device, scale: float) -> DeviceState:
@@ -184,17 +184,17 @@ def new_device_state(device: torch.device, scale: float) -> DeviceState:
     def number(value: float) -> Tensor:
         return torch.full((), value, dtype=torch.float32, device=device)
 
-    sheet = torch.zeros(HEAD + RING * len(ROW) // 2, dtype=torch.int64, device=device)
-    tally, ring = split_sheet(sheet)
-    kept = _zeros(len(KEPT), device)
+    packed = torch.zeros(HEAD + RING * len(ROW) // 2, dtype=torch.int64, device=device)
+    counts, ring = split_packed(packed)
+    persistent = _zeros(len(PERSISTENT), device)
     state = DeviceState(
         debt=torch.zeros((), dtype=torch.int32, device=device),
         used_scale=number(scale),
-        kept=kept,
-        fields=Kept(*(kept[place] for place in range(len(KEPT)))),
-        total=Account(row=_zeros(len(ROW), device), tally=tally),
+        persistent=persistent,
+        fields=Persistent(*(persistent[place] for place in range(len(PERSISTENT)))),
+        total=StepTotals(row=_zeros(len(ROW), device), counts=counts),
         ring=ring,
-        sheet=sheet,
+        packed=packed,
         zero=number(0.0),
         one=number(1.0),
         unasked=number(-1.0),
@@ -205,10 +205,10 @@ def new_device_state(device: torch.device, scale: float) -> DeviceState:
     return state
 
 
-def split_sheet(sheet: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the tally and the ring of a sheet, or of a copy of one: views of it."""
-    ring = sheet[HEAD:].view(torch.float32).view(RING, len(ROW))
-    return sheet[:3], ring
+def split_packed(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return views of the counts and of the ring."""
+    ring = packed[HEAD:].view(torch.float32).view(RING, len(ROW))
+    return packed[:3], ring
 
 
 def _zeros(count: int, device: torch.device) -> Tensor:

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.state import FixedState, Observed, ScaleState
-from gradscale.torch.device_state.layout import RING, Account, DeviceState, Kept
+from gradscale.torch.device_state.layout import (
+    RING,
+    DeviceState,
+    Persistent,
+    StepTotals,
+)
 from gradscale.torch.grads.stats import largest
 from gradscale.torch.kernels import Kernels, usable
 
@@ -22,7 +27,7 @@ class StepSummary(NamedTuple):
     """The contribution of one optimizer to an update.
 
     Attributes:
-        account: Holds its row and tally.
+        totals: Its last row and its counts.
         scale: f32[], the scale of its gradients.
         stepped: Its `step()` ran; else it was only unscaled.
         skip: f32[], 1 if its step was to be skipped, else 0.
@@ -32,7 +37,7 @@ class StepSummary(NamedTuple):
         amax: f32[], the largest scaled magnitude, or None if it was not read.
     """
 
-    account: Account
+    totals: StepTotals
     scale: Tensor
     stepped: bool
     skip: Tensor
@@ -75,18 +80,18 @@ def update_(
         update_one_(policy, scaling, state, steps[0], hold_on_bad_loss)
         return
     ops = _ops_for(scaling.scale)
-    kept = ops.kept(state)
+    persistent = ops.persistent(state)
     present = type(scaling)(*map(ops.number, scaling))
     rows = [_facts(one, ops) for one in steps]
     whole = rows[0] if alone else _joined(rows, ops.number(state.used_scale), ops)
     skip = whole.skip if rule_skip is None else ops.number(rule_skip)
-    finite, loss_finite = skip == 0.0, kept.loss_trace == 0.0
-    floor_steps = kept.floor_steps
+    finite, loss_finite = skip == 0.0, persistent.loss_trace == 0.0
+    floor_steps = persistent.floor_steps
     # A scale that cannot move has no floor.
     if policy.min_scale < policy.max_scale:
         stuck = skip * (present.scale <= policy.min_scale)
         floor_steps = stuck * (floor_steps + 1.0)
-    refused = kept.refused
+    refused = persistent.refused
     if forced_scale is None:
         observed = Observed(finite, whole.amax, loss_finite)
         # mypy cannot see that the state is of the policy's own type.
@@ -99,15 +104,15 @@ def update_(
         fits = (given >= policy.min_scale) & (given <= policy.max_scale)
         refused = ops.where(fits, ops.zero, ops.one)
         moved = present._replace(scale=ops.where(fits, given, present.scale))
-    now = kept._replace(floor_steps=floor_steps, refused=refused)
-    uncalibrated = kept.uncalibrated * whole.skip
+    now = persistent._replace(floor_steps=floor_steps, refused=refused)
+    uncalibrated = persistent.uncalibrated * whole.skip
     grown = ops.where(moved[0] > present.scale, ops.one, ops.zero)
-    then = Kept(ops.zero, uncalibrated, grown, floor_steps, refused, ops.nan)
+    then = Persistent(ops.zero, uncalibrated, grown, floor_steps, refused, ops.nan)
     if not alone:
         for one, row in zip(steps, rows, strict=True):
-            _write_row(state, [one.account], row.fields(now), ops)
-    accounts = [state.total, steps[0].account] if alone else [state.total]
-    _write_row(state, accounts, whole.fields(now), ops, then)
+            _write_row(state, [one.totals], row.fields(now), ops)
+    totals = [state.total, steps[0].totals] if alone else [state.total]
+    _write_row(state, totals, whole.fields(now), ops, then)
     # In place: a captured graph holds these very tensors.
     for tensor, old, new in zip(scaling, present, moved, strict=True):
         if new is not old:
@@ -127,28 +132,28 @@ def force_scale_(
 
 
 def update_idle_(
-    state: DeviceState, accounts: Sequence[Account], *, whole: bool
+    state: DeviceState, totals: Sequence[StepTotals], *, whole: bool
 ) -> None:
     """Write the rows of optimizers without a gradient. No host sync.
 
     Args:
         state: The device state.
-        accounts: The accounts of these optimizers.
+        totals: Those of these optimizers.
         whole: No other optimizer had a gradient: the step as a whole was idle.
     """
     ops = _ops_for(state.used_scale)
-    zero, kept = ops.zero, ops.kept(state)
+    zero, persistent = ops.zero, ops.persistent(state)
     scale = ops.number(state.used_scale)
     idle = _Facts(zero, zero, zero, scale, zero, zero, zero, ops.unasked, zero)
-    row = idle.fields(kept)
+    row = idle.fields(persistent)
     if whole:
-        then = kept._replace(loss_trace=zero, loss=ops.nan)
-        _write_row(state, [*accounts, state.total], row, ops, then)
-    elif accounts:
-        _write_row(state, list(accounts), row, ops)
-    # The tally counts `read`, which is 0 here.
-    for account in [*accounts, state.total] if whole else accounts:
-        account.tally[0].add_(1)
+        then = persistent._replace(loss_trace=zero, loss=ops.nan)
+        _write_row(state, [*totals, state.total], row, ops, then)
+    elif totals:
+        _write_row(state, list(totals), row, ops)
+    # What is counted is `read`, which is 0 here.
+    for each in [*totals, state.total] if whole else totals:
+        each.counts[0].add_(1)
 
 
 class _Ops(NamedTuple):
@@ -157,7 +162,7 @@ class _Ops(NamedTuple):
     Attributes:
         zero, one, unasked, nan: 0, 1, -1 and NaN.
         number: Converts a scalar tensor to such a value.
-        kept: Returns the kept values.
+        persistent: Returns the persistent values of a state.
         where: Selects a value by a condition.
         largest: Returns the maximum of some values; NaN if any is NaN.
         pack: Returns values as f32[n].
@@ -169,7 +174,7 @@ class _Ops(NamedTuple):
     unasked: Any
     nan: Any
     number: Callable[[Tensor], Any]
-    kept: Callable[[DeviceState], Kept]
+    persistent: Callable[[DeviceState], Persistent]
     where: Callable[[Any, Any, Any], Any]
     largest: Callable[[list[Any]], Any]
     pack: Callable[[Sequence[Any]], Tensor]
@@ -190,7 +195,7 @@ _ON_HOST = _Ops(
     -1.0,
     math.nan,
     Tensor.item,
-    lambda state: Kept(*state.kept.tolist()),
+    lambda state: Persistent(*state.persistent.tolist()),
     _choose,
     _largest_number,
     partial(torch.tensor, dtype=torch.float32),
@@ -214,7 +219,7 @@ def _on_device(scale: Tensor) -> _Ops:
         -one,
         torch.full_like(scale, math.nan),
         lambda tensor: tensor,
-        lambda state: Kept(*state.kept.clone().unbind()),
+        lambda state: Persistent(*state.persistent.clone().unbind()),
         torch.where,
         largest,
         lambda values: torch.stack(list(values)),
@@ -235,9 +240,9 @@ class _Facts(NamedTuple):
     grad_norm: Any
     skip: Any
 
-    def fields(self, kept: Kept) -> list[Any]:
+    def fields(self, persistent: Persistent) -> list[Any]:
         """Return the fields of a row, in order."""
-        return [*self[:-1], *kept]
+        return [*self[:-1], *persistent]
 
 
 def _facts(one: StepSummary, ops: _Ops) -> _Facts:
@@ -270,35 +275,33 @@ def _joined(rows: list[_Facts], scale: Any, ops: _Ops) -> _Facts:
 
 def _write_row(
     state: DeviceState,
-    accounts: list[Account],
+    totals: list[StepTotals],
     fields: list[Any],
     ops: _Ops,
-    then: Kept | None = None,
+    then: Persistent | None = None,
 ) -> None:
-    """Write one row for these accounts and count it.
+    """Write one row for these totals and count it.
 
     Args:
         state: The device state.
-        accounts: The accounts that get the row.
+        totals: The totals that get the row.
         fields: The fields of the row, in order.
         ops: The operations on the fields.
         then: For the row of the whole step, which goes into the ring: the values that
-            are kept for the next step.
+            persist for the next step.
     """
     row = ops.pack(fields)
-    copied, copies = [account.row for account in accounts], [row] * len(accounts)
+    copied, copies = [each.row for each in totals], [row] * len(totals)
     if then is not None:
         if ops is _ON_HOST:
-            copied.append(state.ring[state.total.tally.tolist()[0] % RING])
+            copied.append(state.ring[state.total.counts.tolist()[0] % RING])
             copies.append(row)
         else:
-            place = state.total.tally[:1] % RING
+            place = state.total.counts[:1] % RING
             state.ring.index_copy_(0, place, row.unsqueeze(0))
-        copied.append(state.kept)
+        copied.append(state.persistent)
         copies.append(ops.pack(then))
-    # One launch each, for any number of accounts.
+    # One launch each, for any number of totals.
     torch._foreach_copy_(copied, copies)
     counts = row[:3].long()
-    torch._foreach_add_(
-        [account.tally for account in accounts], [counts] * len(accounts)
-    )
+    torch._foreach_add_([each.counts for each in totals], [counts] * len(totals))

@@ -14,7 +14,7 @@ import triton.language as tl
 from gradscale.core.checkpoint import AnyPolicy
 from gradscale.core.policies import DynamicScale
 from gradscale.core.state import FixedState, ScaleState
-from gradscale.torch.device_state.layout import KEPT, RING, ROW, DeviceState
+from gradscale.torch.device_state.layout import PERSISTENT, RING, ROW, DeviceState
 from gradscale.torch.kernels import on
 from gradscale.torch.kernels.launch import launched
 
@@ -52,12 +52,12 @@ def update_one_(
                 scaling.scale,
                 scaling.finite_steps if isinstance(scaling, ScaleState) else state.debt,
                 state.debt,
-                state.kept,
+                state.persistent,
                 state.ring,
                 state.total.row,
-                state.total.tally,
-                step.account.row,
-                step.account.tally,
+                state.total.counts,
+                step.totals.row,
+                step.totals.counts,
                 step.scale,
                 step.skip,
                 step.nonfinite,
@@ -90,14 +90,14 @@ _NONFINITE = tl.constexpr(ROW.index("nonfinite"))
 _NORM_UNUSABLE = tl.constexpr(ROW.index("norm_unusable"))
 _AMAX = tl.constexpr(ROW.index("amax"))
 _GRAD_NORM = tl.constexpr(ROW.index("grad_norm"))
-# Kept values have a vector of their own; in a row they come last.
-_KEPT = tl.constexpr(len(ROW) - len(KEPT))
-_LOSS_TRACE = tl.constexpr(KEPT.index("loss_trace"))
-_UNCALIBRATED = tl.constexpr(KEPT.index("uncalibrated"))
-_GROWN = tl.constexpr(KEPT.index("grown"))
-_FLOOR_STEPS = tl.constexpr(KEPT.index("floor_steps"))
-_REFUSED = tl.constexpr(KEPT.index("refused"))
-_LOSS = tl.constexpr(KEPT.index("loss"))
+# Persistent values have a vector of their own; in a row they come last.
+_PERSISTENT = tl.constexpr(len(ROW) - len(PERSISTENT))
+_LOSS_TRACE = tl.constexpr(PERSISTENT.index("loss_trace"))
+_UNCALIBRATED = tl.constexpr(PERSISTENT.index("uncalibrated"))
+_GROWN = tl.constexpr(PERSISTENT.index("grown"))
+_FLOOR_STEPS = tl.constexpr(PERSISTENT.index("floor_steps"))
+_REFUSED = tl.constexpr(PERSISTENT.index("refused"))
+_LOSS = tl.constexpr(PERSISTENT.index("loss"))
 
 
 # Each product is rounded, as by the rule. Set explicitly: Triton's default for FP
@@ -181,12 +181,12 @@ def _update(
     row = tl.where(field == _NORM_UNUSABLE, norm_unusable, row)
     row = tl.where(field == _AMAX, amax, row)
     row = tl.where(field == _GRAD_NORM, tl.load(norm_ptr).to(tl.float32), row)
-    row = tl.where(field == _KEPT + _LOSS_TRACE, loss_trace, row)
-    row = tl.where(field == _KEPT + _UNCALIBRATED, uncalibrated, row)
-    row = tl.where(field == _KEPT + _GROWN, grown, row)
-    row = tl.where(field == _KEPT + _FLOOR_STEPS, floor_steps, row)
-    row = tl.where(field == _KEPT + _REFUSED, refused, row)
-    row = tl.where(field == _KEPT + _LOSS, tl.load(kept_ptr + _LOSS), row)
+    row = tl.where(field == _PERSISTENT + _LOSS_TRACE, loss_trace, row)
+    row = tl.where(field == _PERSISTENT + _UNCALIBRATED, uncalibrated, row)
+    row = tl.where(field == _PERSISTENT + _GROWN, grown, row)
+    row = tl.where(field == _PERSISTENT + _FLOOR_STEPS, floor_steps, row)
+    row = tl.where(field == _PERSISTENT + _REFUSED, refused, row)
+    row = tl.where(field == _PERSISTENT + _LOSS, tl.load(kept_ptr + _LOSS), row)
     inside = field < _FIELDS
     updates = tl.load(total_tally_ptr)
     place = (updates % _RING) * _FIELDS

@@ -211,7 +211,7 @@ class Monitor:
         if self._hooks_failed():
             return
         total = state.total
-        record = DeviceRow(*total.row.tolist()).record(total.tally.tolist()[0])
+        record = DeviceRow(*total.row.tolist()).record(total.counts.tolist()[0])
         if record.finite and record.norm_finite:
             self.module_hooks.finite_step()
             if not self.module_hooks.enabled:

@@ -47,7 +47,7 @@ def payload_of(
         zero if norm is None else norm.double(),
         (state.fields.loss_trace != 0.0).double(),
         one if refuses else zero,
-        state.total.tally[0].double(),
+        state.total.counts[0].double(),
         scale.double(),
         torch.full_like(zero, position),
     ]

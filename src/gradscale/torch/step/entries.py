@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from gradscale.torch.device_state.layout import Account, new_account
+from gradscale.torch.device_state.layout import StepTotals, new_totals
 from gradscale.torch.kernels import Kernels
 from gradscale.torch.kernels.grad_reader import GradReader
 from gradscale.torch.kernels.torch_fused_adam import StandIn
@@ -21,14 +21,14 @@ class OptimizerEntry:
     Attributes:
         reader: Reads its gradients by kernels.
         stand_in: Steps it instead of torch's fused kernel, where it can.
-        account: Its counts and last row; None before the first loss.
+        totals: Its counts and last row; None before the first loss.
         optimizer: A weak reference to it; None if only its id is known.
         checked: The dtypes of its parameters were checked before its first step.
     """
 
     reader: GradReader
     stand_in: StandIn
-    account: Account | None = None
+    totals: StepTotals | None = None
     optimizer: weakref.ref[Any] | None = None
     checked: bool = False
 
@@ -49,21 +49,21 @@ class OptimizerEntries:
         self._counts: Sequence[tuple[int, int]] = ()
 
     def start(self, device: torch.device, counts: Sequence[tuple[int, int]]) -> None:
-        """Open an account for every optimizer from now on.
+        """Count the steps of every optimizer from now on.
 
         Args:
-            device: The device of the accounts.
+            device: The device of the counts.
             counts: (applied, skipped) of each optimizer of a resumed run, in order.
         """
         self._device, self._counts = device, counts
-        for place, account in enumerate(self.accounts().values()):
-            account.set_tally(*self._counts_at(place))
+        for place, each in enumerate(self.totals().values()):
+            each.set_counts(*self._counts_at(place))
 
     def of(self, optimizer: Any) -> OptimizerEntry:
         """Return the entry of an optimizer; made with its first step."""
         key = id(optimizer)
         entry = self._entries.get(key)
-        if entry is not None and entry.account is not None:
+        if entry is not None and entry.totals is not None:
             return entry
         if entry is not None:
             return self.at(key)
@@ -82,23 +82,23 @@ class OptimizerEntries:
         if entry is None:
             entry = OptimizerEntry(GradReader(self._kernels), StandIn(self._kernels))
             self._entries[key] = entry
-        if entry.account is None and self._device is not None:
-            counts = self._counts_at(len(self.accounts()))
-            entry.account = new_account(self._device, *counts)
+        if entry.totals is None and self._device is not None:
+            counts = self._counts_at(len(self.totals()))
+            entry.totals = new_totals(self._device, *counts)
         return entry
 
-    def account(self, key: int) -> Account:
-        """Return the account of an optimizer. After `start`."""
-        account = self.at(key).account
-        assert account is not None
-        return account
+    def totals_of(self, key: int) -> StepTotals:
+        """Return the totals of an optimizer. After `start`."""
+        totals = self.at(key).totals
+        assert totals is not None
+        return totals
 
-    def accounts(self) -> dict[int, Account]:
-        """Return the accounts by id."""
+    def totals(self) -> dict[int, StepTotals]:
+        """Return the totals by id."""
         return {
-            key: entry.account
+            key: entry.totals
             for key, entry in self._entries.items()
-            if entry.account is not None
+            if entry.totals is not None
         }
 
     def others(self, keys: Container[int]) -> list[Any]:

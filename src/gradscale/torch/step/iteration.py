@@ -186,7 +186,7 @@ class Iteration:
         """Return the step of each optimizer, and the keys of those without one.
 
         Args:
-            entries: Their accounts are written by the update.
+            entries: Their totals are written by the update.
             used_scale: f32[], the scale that multiplied the last loss.
             home: The device of the update.
         """
@@ -199,10 +199,10 @@ class Iteration:
                 if clip is None and self.params_clips:
                     clip = self.params_clip_of(step)
                 skip = skip_of(flags, step, home)
-                account = None if step.entry is None else step.entry.account
+                totals = None if step.entry is None else step.entry.totals
                 summaries.append(
                     StepSummary(
-                        account=account or entries.account(key),
+                        totals=totals or entries.totals_of(key),
                         scale=used_scale if step.scale is None else step.scale,
                         stepped=stage is OptState.STEPPED,
                         skip=skip,

@@ -160,9 +160,9 @@ class OptimizerStep:
         if self.still_scaled is None:
             return one
         skip, before = self.still_scaled
-        if self.entry is not None and self.entry.account is not None:
+        if self.entry is not None and self.entry.totals is not None:
             # From the row: the scale of the last loss is overwritten in place.
-            before = self.entry.account.row[_SCALE]
+            before = self.entry.totals.row[_SCALE]
         return torch.where(skip == 0.0, one, before)
 
     def name_params(self, param_groups: list[dict[str, Any]]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from gradscale.core.formatting import power
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.records import StepRecord
-from gradscale.torch.device_state.layout import Account, DeviceRow
+from gradscale.torch.device_state.layout import DeviceRow, StepTotals
 from gradscale.torch.step.optimizer_step import OptimizerStep
 
 
@@ -42,45 +42,45 @@ def postfix(scale: float, skipped: int, updates: int) -> str:
 
 
 def outcome_of(
-    total: Account,
-    accounts: Mapping[int, Account],
+    total: StepTotals,
+    each: Mapping[int, StepTotals],
     settled: Mapping[int, OptimizerStep],
 ) -> StepOutcome:
     """Return the outcome of the last update. No host sync.
 
     Args:
-        total: The account of all optimizers together.
-        accounts: The account of each optimizer.
+        total: The totals of all optimizers together.
+        each: Those of each optimizer.
         settled: The steps that the last update closed.
     """
     parts = {
-        key: _outcome(accounts[key], [step])
-        for key, step in settled.items()
-        if key in accounts
+        key: _outcome(each[key], [step]) for key, step in settled.items() if key in each
     }
     return _outcome(total, list(settled.values()), parts)
 
 
 def _outcome(
-    account: Account,
+    totals: StepTotals,
     steps: Sequence[OptimizerStep],
     parts: Mapping[int, StepOutcome] | None = None,
 ) -> StepOutcome:
     # Copies: the next update writes into the same tensors.
-    row, tally = account.row.clone(), account.tally.clone()
+    row, counts = totals.row.clone(), totals.counts.clone()
 
     def culprits() -> tuple[str, ...]:
         return tuple(name for step in steps for name in step.culprits())
 
     return StepOutcome(
-        lambda: DeviceRow(*row.tolist()).record(tally.tolist()[0]), culprits, parts
+        lambda: DeviceRow(*row.tolist()).record(counts.tolist()[0]), culprits, parts
     )
 
 
-def count_of(total: Account, accounts: Mapping[int, Account], place: int) -> StepCount:
+def count_of(
+    total: StepTotals, each: Mapping[int, StepTotals], place: int
+) -> StepCount:
     """Return one kind of count: 0 applied, 1 skipped. Syncs."""
-    each = {key: account.counts()[place] for key, account in accounts.items()}
-    return StepCount(total.counts()[place], each)
+    steps = {key: totals.applied_and_skipped()[place] for key, totals in each.items()}
+    return StepCount(total.applied_and_skipped()[place], steps)
 
 
 class DisabledCounter:
