@@ -69,6 +69,7 @@ from gradscale.torch.precision.losses import (
     LossScales,
     check_loss_id,
     merge_,
+    params_behind,
     stash_grads,
 )
 from gradscale.torch.ranks.consensus import RankChannel, Ranks
@@ -382,8 +383,9 @@ class GradScaler(torch.amp.GradScaler):
         self._ranks.losses_are_known = False
         scaled = times(loss, scale)
         iteration.bring_to(state.used_scale)
-        stash, closed = stash_grads(self._params_behind(scaled)), []
         sources = (self._model, *self._entries.others(()))
+        leaves = leaves_of(nodes_of([scaled]), [scaled])
+        stash, closed = stash_grads(params_behind(leaves, *sources)), []
         if can_touch_host():
             closed = iteration.closed_params()
             if iteration.first and scaled.grad_fn is not None:
@@ -427,14 +429,6 @@ class GradScaler(torch.amp.GradScaler):
         if found:
             self._report_mixture(found, "foreign")
 
-    def _params_behind(self, loss: Tensor) -> list[Tensor]:
-        """Return the parameters to which a backward pass may give a gradient."""
-        leaves = leaves_of(nodes_of([loss]), [loss])
-        # The leaves of FSDP are not the parameters that get the gradients.
-        groups = [g for each in self._entries.others(()) for g in each.param_groups]
-        known = [param for group in groups for param in group["params"]]
-        return leaves + known + list(self._model.parameters() if self._model else ())
-
     def loss_scale(self, id: LossId = MAIN) -> float:
         """Return the scale of one of several losses; 1.0 if disabled. Syncs.
 
@@ -443,16 +437,7 @@ class GradScaler(torch.amp.GradScaler):
         """
         if id == MAIN or not self._enabled:
             return self.get_scale()
-        found = [loss.scale for loss in self._loss_scales.saved() if loss.id == id]
-        if not found:
-            known = [MAIN, *(loss.id for loss in self._loss_scales.saved())]
-            raise ConfigError(
-                f"loss_scale({id!r}): no loss with this id was scaled yet. A loss gets "
-                f"its scale with its first use. Known ids: {known}. Call "
-                f"scaler.loss(loss, id={id!r}) first.",
-                code="GS101",
-            )
-        return found[0]
+        return self._loss_scales.value(id)
 
     def _lazy_init_scale_growth_tracker(self, dev: torch.device) -> None:
         if self._growth_tracker is not None:
@@ -487,40 +472,10 @@ class GradScaler(torch.amp.GradScaler):
         return scale, state
 
     def _scale_of_grads(self, step: OptimizerStep) -> Tensor:
-        """Return the scale that multiplied the loss of this step's gradients.
-
-        If an earlier step has already used the gradients, it is 1 or an older scale.
-        After an `update()` without a new `scale()`, it is the scale before the update,
-        unless the update ended a step of this optimizer. Its gradients are then those
-        of a replayed graph or of a manually scaled loss, at the current scale.
-        """
-        if step.scale is not None:
-            return step.scale
-        scale, state, iteration = self._scale, self._state, self._iteration
-        assert scale is not None
-        assert state is not None
-        before = iteration.used.get(id(step.optimizer))
-        # Spares the call if the gradients were set to None since.
-        if (
-            before
-            and before.used_mark
-            and before.used_mark[0]() is not None
-            and before.has_used_grads()
-            # A captured graph writes new gradients into the same memory.
-            and can_touch_host()
-        ):
-            step.scale = before.scale_after_step(scale)
-            return step.scale
-        if iteration.scaled and iteration.noted:
-            return state.used_scale
-        from_elsewhere = iteration.scaled or id(step.optimizer) in iteration.closed
-        grads_scale = scale if from_elsewhere else state.used_scale
-        if step.snapshot is not None and not step.snapshot.present:
-            # The gradients of the step are still to come.
-            return grads_scale
-        # A copy: another optimizer's loss may be scaled before this step is taken.
-        step.scale = grads_scale.clone()
-        return step.scale
+        """Return f32[], the scale that multiplied the loss of a step's gradients."""
+        assert self._scale is not None
+        assert self._state is not None
+        return self._iteration.scale_of_grads(step, self._scale, self._state.used_scale)
 
     def unscale_(self, optimizer: Any) -> None:
         """Divide the optimizer's gradients by the scale, in place. No host sync.
@@ -633,9 +588,11 @@ class GradScaler(torch.amp.GradScaler):
 
     def _check_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
         """Read the gradients and write nothing; the optimizer itself unscales."""
-        step = self._open(optimizer, "_check_inf_per_device")
+        step, state = self._open(optimizer, "_check_inf_per_device"), self._state
+        assert self._scale is not None
+        assert state is not None
         step.collect(allow_fp16=True)
-        scale = self._scale_of_grads(step)
+        scale = self._iteration.scale_of_grads(step, self._scale, state.used_scale)
         if step.stats is None:
             step.read(scale)
         flags = self._iteration.decide(step, scale, divide=True)
@@ -700,14 +657,14 @@ class GradScaler(torch.amp.GradScaler):
             return torch.nn.utils.clip_grad_norm_(params, max_norm, norm_type)
         if params:
             return self._clip_params(params, max_norm, norm_type)
-        scale, _ = self._required("clip_grad_norm_")
+        scale, state = self._required("clip_grad_norm_")
         return clip_steps(
             self._iteration,
             [self._open(optimizer, "clip_grad_norm_") for optimizer in optimizers],
             max_norm,
             norm_type,
-            scale_of=self._scale_of_grads,
-            like=scale,
+            scale=scale,
+            used_scale=state.used_scale,
             allow_fp16=self._allow_fp16,
         )
 
@@ -824,7 +781,9 @@ class GradScaler(torch.amp.GradScaler):
             return None
         grad_scale = still_scaled = snapshot = None
         if state["stage"] is OptState.READY:
-            grad_scale = scale_of_loss = self._scale_of_grads(step)
+            grad_scale = scale_of_loss = self._iteration.scale_of_grads(
+                step, scale, device_state.used_scale
+            )
             # Not decided if a subclass checks the gradients by itself.
             if step.decision is not None:
                 grad_scale = step.decision.grad_scale

@@ -127,6 +127,24 @@ class LossScales:
             for tensor, value in zip(state, moved, strict=True):
                 tensor.copy_(torch.as_tensor(value))
 
+    def value(self, id: LossId) -> float:
+        """Return the scale of a loss as a float. Syncs.
+
+        Raises:
+            ConfigError: No such loss was scaled yet.
+        """
+        saved = self.saved()
+        found = [loss.scale for loss in saved if loss.id == id]
+        if not found:
+            known = [MAIN, *(loss.id for loss in saved)]
+            raise ConfigError(
+                f"loss_scale({id!r}): no loss with this id was scaled yet. A loss gets "
+                f"its scale with its first use. Known ids: {known}. Call "
+                f"scaler.loss(loss, id={id!r}) first.",
+                code="GS101",
+            )
+        return found[0]
+
     def saved(self) -> tuple[SavedLoss, ...]:
         """Return the values of a checkpoint. Syncs."""
         there = []
@@ -165,6 +183,19 @@ class Stash(NamedTuple):
             else:
                 # Into the new gradient: it may be a view of a bucket of DDP.
                 param.grad.add_(before)
+
+
+def params_behind(leaves: list[Tensor], model: Any, *optimizers: Any) -> list[Tensor]:
+    """Return the parameters to which a backward pass may give a gradient.
+
+    Args:
+        leaves: Of the loss; those of FSDP are not the parameters.
+        model: The model, or None.
+        optimizers: Those known so far.
+    """
+    groups = [group for each in optimizers for group in each.param_groups]
+    known = [param for group in groups for param in group["params"]]
+    return leaves + known + list(model.parameters() if model else ())
 
 
 def stash_grads(params: Iterable[Tensor]) -> Stash:

@@ -18,8 +18,6 @@ from gradscale.torch.step.iteration import Iteration, params_of
 from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.tensor_list import GradSnapshot
 
-ScaleOf = Callable[[OptimizerStep], Tensor]
-
 
 def clip_steps(
     iteration: Iteration,
@@ -27,8 +25,8 @@ def clip_steps(
     max_norm: float,
     norm_type: float,
     *,
-    scale_of: ScaleOf,
-    like: Tensor,
+    scale: Tensor,
+    used_scale: Tensor,
     allow_fp16: bool,
 ) -> Tensor:
     """Clip the gradients of optimizers. No host sync.
@@ -39,8 +37,8 @@ def clip_steps(
         iteration: The steps since the last update.
         steps: Those to clip by their joint norm.
         max_norm, norm_type: The maximum norm, and its order.
-        scale_of: Returns f32[], the scale of a step's gradients.
-        like: f32[], on the device of the result.
+        scale: f32[], the current scale.
+        used_scale: f32[], the scale that multiplied the last loss.
         allow_fp16: Accept f16 gradients with every optimizer.
 
     Returns:
@@ -59,25 +57,25 @@ def clip_steps(
         if ready:
             limit = max_norm if alone and norm_type == 2.0 else None
             step.collect(allow_fp16 or step.mode is not StepMode.FLAG)
-            scale = scale_of(step)
-            step.read(scale, norm_type=norm_type, max_norm=limit)
+            grads_scale = iteration.scale_of_grads(step, scale, used_scale)
+            step.read(grads_scale, norm_type=norm_type, max_norm=limit)
             decision = step.decision
             if limit is not None and decision is not None and step.clip is None:
                 # The kernel that read them has also decided on the clip.
                 return step.take_clip(decision)
-            factor = scale.reciprocal()
+            factor = grads_scale.reciprocal()
             if step.clip is not None:
                 factor = factor * step.clip.coef
             norm = None if step.stats is None else step.stats.norm
             norm = None if norm is None else norm * factor
         else:
-            factor = torch.ones_like(like)
+            factor = torch.ones_like(scale)
             norm = step.norm_of_unscaled(norm_type, factor, allow_fp16=allow_fp16)
         if norm is not None:
             read.append((step, factor, ready))
             norms.append(norm)
     if not norms:
-        return torch.zeros_like(like)
+        return torch.zeros_like(scale)
     whole = norms[0] if len(norms) == 1 else combine_norms(norms, norm_type)
     whole = whole.float()
     for step, factor, ready in read:

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import OptState
 
 from gradscale.errors import GradientError
 from gradscale.torch.device_state.update import StepSummary
-from gradscale.torch.devices import to_device
+from gradscale.torch.devices import can_touch_host, to_device
 from gradscale.torch.grads.clip import Clip
 from gradscale.torch.grads.collect import collect
 from gradscale.torch.grads.stats import largest
@@ -179,6 +179,46 @@ class Iteration:
     def stage(self, step: OptimizerStep) -> OptState:
         """Return the stage of the step, as torch names it."""
         return self.states[id(step.optimizer)]["stage"]
+
+    def scale_of_grads(
+        self, step: OptimizerStep, scale: Tensor, used_scale: Tensor
+    ) -> Tensor:
+        """Return f32[], the scale that multiplied the loss of a step's gradients.
+
+        If an earlier step has already used the gradients, it is 1 or an older scale.
+        After an `update()` without a new `scale()`, it is the scale before the update,
+        unless the update ended a step of this optimizer. Its gradients are then those
+        of a replayed graph or of a manually scaled loss, at the current scale.
+
+        Args:
+            step: Keeps the scale, unless it is that of the last loss.
+            scale: f32[], the current scale.
+            used_scale: f32[], the scale that multiplied the last loss.
+        """
+        if step.scale is not None:
+            return step.scale
+        before = self.used.get(id(step.optimizer))
+        # Spares the call if the gradients were set to None since.
+        if (
+            before
+            and before.used_mark
+            and before.used_mark[0]() is not None
+            and before.has_used_grads()
+            # A captured graph writes new gradients into the same memory.
+            and can_touch_host()
+        ):
+            step.scale = before.scale_after_step(scale)
+            return step.scale
+        if self.scaled and self.noted:
+            return used_scale
+        from_elsewhere = self.scaled or id(step.optimizer) in self.closed
+        grads_scale = scale if from_elsewhere else used_scale
+        if step.snapshot is not None and not step.snapshot.present:
+            # The gradients of the step are still to come.
+            return grads_scale
+        # A copy: another optimizer's loss may be scaled before this step is taken.
+        step.scale = grads_scale.clone()
+        return step.scale
 
     def summaries(
         self, entries: OptimizerEntries, used_scale: Tensor, home: torch.device
