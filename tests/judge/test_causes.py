@@ -46,6 +46,16 @@ SHOWN = [
     (causes.BUFFERS, {**LOSS, "buffers": "bn.running_mean"}, {"buffers": ""}),
     (causes.BATCH, BATCH, {"place_given": False}),
     (causes.BATCH, BATCH, {"place_was_float16": True}),
+    (
+        causes.BATCH,
+        {**BATCH, **LOSS, "place_tensor": "target", "buffers": ""},
+        {"buffers": "teacher.bn.running_mean"},
+    ),
+    (
+        causes.BATCH,
+        {**BATCH, **LOSS, "buffers": "bn.running_mean", "recovered": True},
+        {"place_given": False},
+    ),
     (causes.CAST, {**BATCH, "place_was_float16": True}, {"place_was_float16": False}),
     (causes.LARGE_WEIGHTS, LARGE, {"place_gain": 7.9}),
     (causes.LARGE_WEIGHTS, LARGE, {"weight_to": 1.6}),

@@ -191,6 +191,23 @@ def test_gradients_that_fail_every_8_steps_at_any_scale_are_a_bad_batch():
     )
 
 
+@pytest.mark.parametrize(
+    ("last", "nan", "found"), [(80, True, 1), (81, True, 0), (80, False, 0)]
+)
+def test_regular_nan_without_headroom_is_a_bad_batch(last, nan, found):
+    safe = [18.0] * 100
+    for step in (20, 40, 60, last):
+        safe[step] = -math.inf
+    seen = findings_of(r._replace(nan=nan and not r.finite) for r in dynamic(safe))
+    assert [each.cause for each in seen] == ["bad-batch"] * found
+    assert [each.evidence["every"] for each in seen] == [20] * found
+
+
+def test_regular_nan_after_each_growth_is_the_scale():
+    records = dynamic([16.0] * 400, interval=20)
+    assert findings_of(r._replace(nan=not r.finite) for r in records) == []
+
+
 def test_batches_that_fail_at_odd_distances_are_not_called_the_same_batch():
     gaps = (9, 12, 8, 15, 10, 11)
     records = [record for gap in gaps for record in (LOST, *[GOOD] * gap)]
@@ -275,8 +292,8 @@ def test_scalers_created_repeatedly_are_reported_without_their_calibrations():
     assert "GS118" in codes(found)
     assert not {"GS201", "GS205"} & {*codes(found)}
     (anew,) = [each for each in found if each.code == "GS118"]
-    assert "2 times" in anew.what
-    assert "19 times" in judge.up_to_now(anew).what
+    assert anew.what.startswith("2 new scalers were made")
+    assert judge.up_to_now(anew).what.startswith("19 new scalers")
     assert judge.up_to_now(anew).step == anew.step
 
 

@@ -1,6 +1,7 @@
 """Observations beside the steps: locations, weights, wrong uses of the scaler."""
 
 import math
+from itertools import filterfalse
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from gradscale.judge.history import Episode
 from gradscale.judge.judge import Judge
 from gradscale.judge.observations import MISUSES, Observations, place_of
+from gradscale.judge.phrases import is_silent
 from tests.judge.sick_runs import BAD, GOOD
 from tests.judge.test_judge_properties import WORDED
 
@@ -197,6 +199,7 @@ SHOWN = [
     ("GS116", [UNCLEARED], {"renewed": 1}),
     ("GS122", [{**UNCLEARED, "renewed": 1}], {"renewed": 0}),
     ("GS122", [{**LOOP, "looks": 8, "uncleared": 5}], {"uncleared": 4}),
+    ("GS122", [{**LOOP, "repeated_updates": 3}], {"repeated_updates": 2}),
     ("GS104", [{**UNCLEARED, "renewed": 1, "late_backward": 2}], {"late_backward": 0}),
     ("GS122", [{**LOOP, "looks": 8, "uncleared": 5}], {"uncleared": 8}),
     ("GS117", [{**LOOP, "cleared_early": 3}], {"cleared_early": 2}),
@@ -209,14 +212,21 @@ SHOWN = [
 ]
 
 
+def words(code, seen):
+    """Return what a misuse is, in words."""
+    return MISUSES[code].what.format_map(MISUSES[code].evidence(seen))
+
+
 @pytest.mark.parametrize(("code", "events", "change"), SHOWN)
 def test_a_wrong_use_is_shown_by_its_observations(code, events, change):
     seen = observed(*events)
     assert list(seen.misused()) == [code]
-    made = seen.misuse(code)
-    assert made.since == 1
-    assert "{" not in made.what + made.cost
-    assert set(made.seen) <= WORDED
+    row = MISUSES[code]
+    evidence = row.evidence(seen)
+    assert seen.since[row.kind] == 1
+    assert row.what.format_map(evidence)
+    assert row.cost.format_map(evidence)
+    assert set(filterfalse(is_silent, evidence)) <= WORDED
 
 
 @pytest.mark.parametrize(("code", "events", "change"), SHOWN)
@@ -236,18 +246,20 @@ def test_a_second_scaler_may_continue_a_checkpoint():
 def test_parameters_without_an_optimizer_are_listed_up_to_three():
     names = ["a", "b", "c", "d"]
     missing = {"observed": "missing", "names": names, "count": 40}
-    what = observed(missing).misuse("GS119").what
-    assert what == "40 parameters have gradients and are in no optimizer: a, b, c, ..."
+    assert (
+        words("GS119", observed(missing))
+        == "40 parameters have gradients and are in no optimizer: a, b, c, ..."
+    )
 
 
 def test_a_single_parameter_is_written_in_the_singular():
     missing = {"observed": "missing", "names": ["a"]}
     setup = {"observed": "setup", "float16_params": 1}
     seen = observed(missing, setup)
-    assert seen.misuse("GS119").what == (
+    assert words("GS119", seen) == (
         "1 parameter has a gradient and is in no optimizer: a"
     )
-    assert seen.misuse("GS120").what == (
+    assert words("GS120", seen) == (
         "1 trainable parameter is float16, without float32 copies"
     )
 

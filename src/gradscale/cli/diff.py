@@ -18,15 +18,16 @@ def diff(
 ) -> None:
     """Compare two runs and find the first step at which they diverge.
 
-    Prints scales, skips and verdicts of both runs, the settings that differ, and for
-    scale, verdict, loss, norm and peak the first step at which they are not equal.
+    Prints scales, skips and verdicts of both runs, the settings that differ, and the
+    first step at which scale, applied, verdict, loss, norm and peak are not equal.
 
     - `gradscale diff before.gs after.gs` – print both runs side by side
     - `gradscale diff run.gs resumed.gs && echo same` – check that a resumed run
       matches the uninterrupted one
     - `gradscale diff a.gs b.gs --json` – print JSON
 
-    The exit code is 0 if all steps are equal, 1 if not, 3 if a file cannot be read.
+    The exit code is 0 if both runs have the same steps, 1 if not, 3 if a file cannot
+    be read.
     """
     with opened(a, b) as (one, two), reading_progress(one, two) as on_steps:
         comparison = compare_runs(one, two, on_steps=on_steps)

@@ -19,7 +19,7 @@ from gradscale.judge.catalogue import BY_CODE, CATALOGUE, GIVEN, Entry
 def explain(
     code: Annotated[
         str | None,
-        typer.Argument(help="The code at the end of a message, such as GS201."),
+        typer.Argument(help="A code from a message or finding, such as GS201."),
     ] = None,
     list_all: Annotated[
         bool, typer.Option("--all", help="List all codes, one per line.")

@@ -34,7 +34,7 @@ def report(
 ) -> None:
     """Summarise a run: scale chart, verdicts, non-finite tensors, findings.
 
-    The chart marks every step with a verdict other than ok with a letter. Tables show
+    The chart marks each step whose verdict is not ok by a letter. Tables show
     the number of steps by verdict, the tensors that were not finite, and the share of
     gradient elements lost to underflow. The run may still be in progress.
 

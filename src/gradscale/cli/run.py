@@ -76,8 +76,8 @@ def run(
 
     A `GradScaler` of `torch.amp`, `torch.cuda.amp`, `torch.cpu.amp` or FSDP that the
     script or a library creates is replaced by gradscale's, with the same arguments,
-    scales and steps. FILE gets one row per step with its verdict, and the names of
-    non-finite tensors. Subclasses of torch's scalers are not replaced, only recorded.
+    scales and steps. The run file gets one row per step with its verdict, and the
+    names of non-finite tensors. Subclasses of torch's scalers are only recorded.
 
     Arguments, working directory, output and exit code of the script do not change; at
     the end the first finding, the file and the next command are printed to stderr.

@@ -35,7 +35,7 @@ def tail(
 ) -> None:
     """Follow a run in progress.
 
-    Waits until the file exists; ends with the run or on Ctrl-C.
+    Waits until the file exists, and ends when the run ends or on Ctrl-C.
 
     - `gradscale tail run.gs` – show a live screen with the scale and the last step
     - `gradscale tail run.gs > notes.txt` – write findings as they appear

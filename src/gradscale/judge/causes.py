@@ -151,7 +151,10 @@ def _place_is(direction: str, *, module: bool) -> Callable[[Evidence], bool]:
 
 def _batch_is_bad(seen: Evidence) -> bool:
     """An input or a target was not finite, and no module had computed it."""
-    return bool(seen.get("place_given")) and not seen.get("place_was_float16")
+    # A target that a poisoned model computes, such as a teacher, is no data.
+    computed = seen.get("place_tensor") == "target" and bool(seen.get("buffers"))
+    given = bool(seen.get("place_given")) and not seen.get("place_was_float16")
+    return given and not (computed and not seen.get("recovered"))
 
 
 def _batch_left_float16(seen: Evidence) -> bool:
@@ -938,11 +941,20 @@ BY_CODE: dict[str, tuple[Cause, ...]] = {
         "resumes load its state: a new one begins at init_scale again and loses "
         "the steps until the scale fits.",
     ),
-    "GS122": _misuse(
+    "GS122": _row(
         "update-too-often",
-        "Call scaler.step() and scaler.update() once for each window of "
-        "micro-batches, after its last backward(); or clear the gradients after "
-        "each step.",
+        Advice(
+            "Call scaler.update() once per iteration, after the steps of all "
+            "optimizers.",
+            lambda seen: bool(seen.get("repeated_updates")),
+        ),
+        Advice(
+            "Call scaler.step() and scaler.update() once for each window of "
+            "micro-batches, after its last backward(); or clear the gradients after "
+            "each step.",
+            lambda seen: not seen.get("repeated_updates"),
+        ),
+        where=_fixed("the training loop"),
     ),
     "GS123": _misuse(
         "update-missing",

@@ -17,7 +17,7 @@ from gradscale.judge.history import (
     Scattered,
     Streak,
 )
-from gradscale.judge.observations import Observations
+from gradscale.judge.observations import MISUSES, Observations
 from gradscale.judge.trend import TOP, Alarm, Trend, exponent
 from gradscale.judge.verdict_table import BY_CODE
 
@@ -405,8 +405,10 @@ def falling_scale(context: Context, episode: Episode | None, alarm: Alarm) -> Fi
 
 def misuse(context: Context, code: str) -> Finding:
     """GS112 to GS121: the training loop uses the scaler in a wrong way."""
-    since, what, cost, seen = context.observations.misuse(code)
-    return _finding(code, context, since, what, cost, seen)
+    row, observations = MISUSES[code], context.observations
+    seen = row.evidence(observations)
+    what, cost = row.what.format_map(seen), row.cost.format_map(seen)
+    return _finding(code, context, observations.since[row.kind], what, cost, seen)
 
 
 def scale_is_blamed(episode: Episode) -> bool:

@@ -27,7 +27,7 @@ from gradscale.judge.trend import Alarm, Trend, exponent
 from gradscale.judge.verdict_table import Skip, verdicts_where
 
 # Lost steps in a row before an episode is hopeless, and before it is always reported.
-# Live, records of PyTorch are two to five steps old: a hopeless run is stopped within
+# Live, records of PyTorch are two to six steps old: a hopeless run is stopped within
 # sixteen. The module hooks have observed a location by then.
 HOPELESS_AFTER = 10
 # The same for an episode whose location is known.
@@ -53,6 +53,9 @@ GENUINE_SCALE = 2.0**-8
 # Short episodes with headroom that rule out the scale: with NaN, or with infinity.
 HEADROOM_EPISODES_NAN = 3
 HEADROOM_EPISODES_INF = 5
+# Equal gaps in a row, after the first, between steps with NaN at falling scales: the
+# same batch of every epoch. Infinity alone comes at regular intervals too.
+REGULAR = 2
 # Bits of headroom from which on a NaN may have a cause other than the scale.
 DOUBT_BITS = 2.0
 # Skips of a calibration that is too long: 2^16 becomes 2^-34 in as many halvings.
@@ -120,6 +123,7 @@ class Judge:
         self._reported: set[str] = set()
         self._bad_losses = Scattered()
         self._with_headroom = Scattered()
+        self._regular = Scattered()
         self._overflows = {"GS204": 0, "GS206": 0}
         self._window = Window()
         self._frequent = False
@@ -420,7 +424,15 @@ class Judge:
                         context, episode, recovered=self._bad_losses, hopeless=False
                     )
                 )
-        elif episode.gradients and not scale_is_blamed(episode):
+        elif episode.gradients and scale_is_blamed(episode):
+            seen = self._regular
+            # A scale that grows overflows at regular intervals too.
+            if not episode.raised:
+                seen.add(episode)
+            falling, nan = seen.highest > seen.lowest, seen.nan == seen.times
+            if seen.equal_gaps == REGULAR and seen.every and falling and nan:
+                found.append(build.with_headroom(context, episode, seen))
+        elif episode.gradients:
             seen = self._with_headroom
             seen.add(episode)
             enough = (

@@ -79,23 +79,9 @@ class Place(NamedTuple):
 
     def evidence(self) -> dict[str, Any]:
         """Return the location as evidence of a finding."""
-        return {
-            "place": self.said,
-            "place_step": self.step,
-            "place_at": self.at,
-            "place_module": self.module,
-            "place_direction": self.direction,
-            "place_operation": self.operation,
-            "place_tensor": self.tensor,
-            "place_kind": self.kind,
-            "place_word": {"nan": "NaN", "inf": "infinity"}.get(self.kind, self.kind),
-            "place_instead": self.instead,
-            "place_peak": self.peak,
-            "place_given": self.given,
-            "place_given_peak": self.given_peak,
-            "place_was_float16": self.was_float16,
-            "place_gain": self.gain,
-        }
+        word = {"nan": "NaN", "inf": "infinity"}.get(self.kind, self.kind)
+        named = {f"place_{name}": value for name, value in self._asdict().items()}
+        return {"place": self.said, "place_word": word, **named}
 
 
 def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
@@ -145,22 +131,6 @@ def place_of(step: int, data: Mapping[str, Any]) -> Place | None:
         was_float16=data.get("was_float16") is True,
         gain=_number(data, "gain"),
     )
-
-
-class Misuse(NamedTuple):
-    """A misuse of the scaler.
-
-    Attributes:
-        since: The step of the first observation.
-        what: One sentence without a full stop.
-        cost: What it costs.
-        seen: The evidence.
-    """
-
-    since: int
-    what: str
-    cost: str
-    seen: dict[str, Any]
 
 
 @dataclass(slots=True)
@@ -317,14 +287,10 @@ class Observations:
         Args:
             ended: No further observation will contradict these.
         """
-        for code, (holds, _) in MISUSES.items():
+        for code, row in MISUSES.items():
             early = code == "GS116" and _number(self.loop, "looks") < WINDOW_LOOKS
-            if holds(self) and (ended or not early):
+            if row.holds(self) and (ended or not early):
                 yield code
-
-    def misuse(self, code: str) -> Misuse:
-        """Return the description of a misuse."""
-        return MISUSES[code][1](self)
 
     def _shown(self, name: str) -> bool:
         """Return whether a misuse showed in most of the sampled steps."""
@@ -348,6 +314,14 @@ class Observations:
         looks, renewed = _number(self.loop, "looks"), _number(self.loop, "renewed")
         return _number(self.loop, "uncleared") < looks or renewed > 0.0
 
+    def _stepped_in_window(self) -> bool:
+        # Gradients that are unscaled in the middle of a window count as used.
+        used = _number(self.loop, "late_backward")
+        return self._uncleared() and self._sometimes() and not used
+
+    def _repeated(self) -> bool:
+        return _number(self.loop, "repeated_updates") >= MISUSED_STEPS
+
     def _clipped(self) -> bool:
         norm, scale = _number(self.loop, "norm"), _number(self.loop, "scale")
         small = 0.0 < norm <= CLIPPED_SHARE * scale
@@ -369,173 +343,171 @@ class Observations:
         return self._shown("written") and by_scale and not self._constant()
 
 
-def _clip(seen: Observations) -> Misuse:
-    norm, scale = _number(seen.loop, "norm"), _number(seen.loop, "scale")
-    return Misuse(
-        seen.since["loop"],
-        f"gradients are clipped while they are scaled: their norm is always {norm:.3g} "
-        f"at S = {power(scale)}, which is {norm / scale:.2g} once unscaled",
-        "every update is far smaller than it should be",
-        {"norm": norm, "scale": power(scale)},
-    )
+class Misuse(NamedTuple):
+    """A misuse of the scaler.
+
+    Attributes:
+        holds: Whether observations show it.
+        what: One sentence without a full stop; names in braces are filled in from the
+            evidence.
+        cost: What it costs; likewise.
+        evidence: Returns the evidence.
+        kind: The observation that shows it.
+    """
+
+    holds: Callable[[Observations], bool]
+    what: str
+    cost: str
+    evidence: Callable[[Observations], dict[str, Any]] = lambda seen: {}
+    kind: str = "loop"
 
 
-def _divide(seen: Observations) -> Misuse:
-    peak, scale = _number(seen.loop, "peak"), _number(seen.loop, "scale")
-    return Misuse(
-        seen.since["loop"],
-        "gradients are unscaled twice: other code writes to them between backward and "
-        f"the scaler, and the largest is {peak:.3g} although S = {power(scale)}",
-        f"every update is {power(scale)} times too small",
-        {"peak": peak, "scale": power(scale)},
-    )
+def _sizes(seen: Observations) -> dict[str, Any]:
+    loop = seen.loop
+    norm, peak, scale = (_number(loop, name) for name in ("norm", "peak", "scale"))
+    unscaled_norm = norm / scale if scale else 0.0
+    return {
+        "norm": norm,
+        "unscaled_norm": unscaled_norm,
+        "peak": peak,
+        "scale": power(scale),
+    }
 
 
-def _unscaled(seen: Observations) -> Misuse:
-    scale = _number(seen.loop, "scale")
-    return Misuse(
-        seen.since["loop"],
-        "backward() runs on a loss that was not scaled, and the gradients are divided "
-        f"by S = {power(scale)} all the same",
-        f"updates are {power(scale)} times too small, and small gradients underflow",
-        {"scale": power(scale)},
-    )
+def _times(key: str, noun: str) -> Callable[[Observations], dict[str, Any]]:
+    def evidence(seen: Observations) -> dict[str, Any]:
+        times = int(_number(seen.loop, key))
+        return {key: times, "words": counted(times, noun)}
+
+    return evidence
 
 
-def _direct(seen: Observations) -> Misuse:
-    times = int(_number(seen.loop, "direct_steps"))
-    return Misuse(
-        seen.since["loop"],
-        f"optimizer.step() was called directly, at least {counted(times, 'time')}",
-        "such steps use scaled gradients, or gradients that are not finite",
-        {"direct_steps": times},
-    )
-
-
-def _uncleared(seen: Observations) -> Misuse:
-    return Misuse(
-        seen.since["loop"],
-        "gradients are not cleared between steps: backward adds to those of the step "
-        "before",
-        "one non-finite gradient makes every later step fail",
-        {"uncleared_part": seen.uncleared_part},
-    )
-
-
-def _late(seen: Observations) -> Misuse:
-    times = int(_number(seen.loop, "late_backward"))
-    return Misuse(
-        seen.since["loop"],
-        "backward() adds scaled gradients to gradients that are already unscaled, "
-        f"in at least {counted(times, 'iteration')}",
-        "the sum is neither scaled nor unscaled, and the step is wrong",
-        {"late_backward": times},
-    )
-
-
-def _in_window(seen: Observations) -> Misuse:
-    return Misuse(
-        seen.since["loop"],
-        "step() and update() are called several times before the gradients are cleared",
-        "each step uses the gradients of the steps before it again",
-        {},
-    )
-
-
-def _no_update(seen: Observations) -> Misuse:
-    return Misuse(
-        seen.since["end"],
-        f"{seen.unused} losses were scaled, and no step() and update() followed",
-        "no step was taken for them, and the scale stays as it is",
-        {"unused_losses": seen.unused},
-    )
-
-
-def _cleared(seen: Observations) -> Misuse:
-    return Misuse(
-        seen.since["loop"],
-        "gradients are cleared between backward and the step",
-        "nothing is learned",
-        {"cleared_early": seen.cleared_early},
-    )
-
-
-def _anew(seen: Observations) -> Misuse:
-    return Misuse(
-        seen.since["scaler"],
-        f"a new scaler was made {seen.scalers - 1} times while training went on",
-        "each begins at init_scale again: the scale that was found is lost",
-        {"scalers": seen.scalers},
-    )
-
-
-def _missing(seen: Observations) -> Misuse:
+def _missing(seen: Observations) -> dict[str, Any]:
     names = _names(seen.missing, "names")
     number = int(_number(seen.missing, "count")) or len(names)
     shown = ", ".join(names[:MOST_NAMES]) + (", ..." if number > MOST_NAMES else "")
     verb = "has a gradient and is" if number == 1 else "have gradients and are"
-    return Misuse(
-        seen.since["missing"],
-        f"{counted(number, 'parameter')} {verb} in no optimizer: {shown}",
-        "these parameters never change",
-        {"parameter": names[0], "missing": number},
-    )
+    return {
+        "parameter": names[0],
+        "missing": number,
+        "words": f"{counted(number, 'parameter')} {verb} in no optimizer: {shown}",
+    }
 
 
-def _float16(seen: Observations) -> Misuse:
+def _float16(seen: Observations) -> dict[str, Any]:
     number = int(_number(seen.setup_facts, "float16_params"))
-    name = str(seen.setup_facts.get("float16_param", ""))
     verb = "is" if number == 1 else "are"
-    return Misuse(
-        seen.since["setup"],
-        f"{counted(number, 'trainable parameter')} {verb} float16, without float32 "
-        "copies",
-        "updates below 2^-11 of a weight are rounded away",
-        {"parameter": name, "float16_params": number},
-    )
+    return {
+        "parameter": str(seen.setup_facts.get("float16_param", "")),
+        "float16_params": number,
+        "words": f"{counted(number, 'trainable parameter')} {verb} float16",
+    }
 
 
-def _no_float16(seen: Observations) -> Misuse:
-    return Misuse(
-        seen.since["setup"],
-        "nothing is float16: the loss is computed in "
-        f"{seen.setup_facts.get('dtype', 'float32')} alone",
-        "scaling has no effect; the run is not faster than without it",
-        {},
-    )
+def _too_often(seen: Observations) -> dict[str, Any]:
+    if seen._repeated():
+        return {
+            "repeated_updates": True,
+            "words": "update() is called again before another loss is scaled",
+            "effect": "an overflow lowers the scale several times, and the optimizers "
+            "of one backward pass may be skipped differently",
+        }
+    return {
+        "words": "step() and update() are called several times before the gradients "
+        "are cleared",
+        "effect": "each step uses the gradients of the steps before it again",
+    }
 
 
-# The evidence and the words of each code.
-MISUSES: dict[
-    str, tuple[Callable[[Observations], bool], Callable[[Observations], Misuse]]
-] = {
-    "GS112": (lambda seen: seen._clipped(), _clip),
-    "GS113": (lambda seen: seen._divided(), _divide),
-    "GS114": (lambda seen: seen._shown("unscaled"), _unscaled),
-    "GS115": (
+MISUSES: dict[str, Misuse] = {
+    "GS112": Misuse(
+        Observations._clipped,
+        "gradients are clipped while they are scaled: their norm is always {norm:.3g} "
+        "at S = {scale}, which is {unscaled_norm:.2g} once unscaled",
+        "every update is far smaller than it should be",
+        _sizes,
+    ),
+    "GS113": Misuse(
+        Observations._divided,
+        "gradients are unscaled twice: other code writes to them between backward and "
+        "the scaler, and the largest is {peak:.3g} although S = {scale}",
+        "every update is {scale} times too small",
+        _sizes,
+    ),
+    "GS114": Misuse(
+        lambda seen: seen._shown("unscaled"),
+        "backward() runs on a loss that was not scaled, and the gradients are divided "
+        "by S = {scale} all the same",
+        "updates are {scale} times too small, and small gradients underflow",
+        _sizes,
+    ),
+    "GS115": Misuse(
         lambda seen: _number(seen.loop, "direct_steps") > 0,
-        _direct,
+        "optimizer.step() was called directly, at least {words}",
+        "such steps use scaled gradients, or gradients that are not finite",
+        _times("direct_steps", "time"),
     ),
-    "GS104": (lambda seen: _number(seen.loop, "late_backward") > 0, _late),
-    "GS122": (
-        # Gradients that are unscaled in the middle of a window count as used.
-        lambda seen: (
-            seen._uncleared()
-            and seen._sometimes()
-            and not _number(seen.loop, "late_backward")
-        ),
-        _in_window,
+    "GS104": Misuse(
+        lambda seen: _number(seen.loop, "late_backward") > 0,
+        "backward() adds scaled gradients to gradients that are already unscaled, in "
+        "at least {words}",
+        "the sum is neither scaled nor unscaled, and the step is wrong",
+        _times("late_backward", "iteration"),
     ),
-    "GS116": (lambda seen: seen._uncleared() and not seen._sometimes(), _uncleared),
-    "GS117": (lambda seen: seen._zeroed(), _cleared),
-    "GS118": (lambda seen: seen.scalers >= SCALERS, _anew),
-    "GS119": (lambda seen: bool(_names(seen.missing, "names")), _missing),
-    "GS120": (
+    "GS122": Misuse(
+        lambda seen: seen._repeated() or seen._stepped_in_window(),
+        "{words}",
+        "{effect}",
+        _too_often,
+    ),
+    "GS116": Misuse(
+        lambda seen: seen._uncleared() and not seen._sometimes(),
+        "gradients are not cleared between steps: backward adds to those of the step "
+        "before",
+        "one non-finite gradient makes every later step fail",
+        lambda seen: {"uncleared_part": seen.uncleared_part},
+    ),
+    "GS117": Misuse(
+        Observations._zeroed,
+        "gradients are cleared between backward and the step",
+        "nothing is learned",
+        lambda seen: {"cleared_early": seen.cleared_early},
+    ),
+    "GS118": Misuse(
+        lambda seen: seen.scalers >= SCALERS,
+        "{words} new scalers were made while training went on",
+        "each begins at init_scale again: the scale that was found is lost",
+        lambda seen: {"scalers": seen.scalers, "words": str(seen.scalers - 1)},
+        "scaler",
+    ),
+    "GS119": Misuse(
+        lambda seen: bool(_names(seen.missing, "names")),
+        "{words}",
+        "these parameters never change",
+        _missing,
+        "missing",
+    ),
+    "GS120": Misuse(
         lambda seen: _number(seen.setup_facts, "float16_params") > 0,
+        "{words}, without float32 copies",
+        "updates below 2^-11 of a weight are rounded away",
         _float16,
+        "setup",
     ),
-    "GS123": (lambda seen: seen.unused > 0, _no_update),
-    "GS121": (lambda seen: seen.setup_facts.get("float16") is False, _no_float16),
+    "GS123": Misuse(
+        lambda seen: seen.unused > 0,
+        "{unused_losses} losses were scaled, and no step() and update() followed",
+        "no step was taken for them, and the scale stays as it is",
+        lambda seen: {"unused_losses": seen.unused},
+        "end",
+    ),
+    "GS121": Misuse(
+        lambda seen: seen.setup_facts.get("float16") is False,
+        "nothing is float16: the loss is computed in {dtype} alone",
+        "scaling has no effect; the run is not faster than without it",
+        lambda seen: {"dtype": str(seen.setup_facts.get("dtype", "float32"))},
+        "setup",
+    ),
 }
 
 

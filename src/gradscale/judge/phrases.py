@@ -18,7 +18,7 @@ def in_words(evidence: Evidence) -> str:
     >>> in_words({"applied": "x", "floor_steps": 3})
     '3 steps in a row at the floor; applied x'
     """
-    left = {name: value for name, value in evidence.items() if name not in _SILENT}
+    left = {name: value for name, value in evidence.items() if not is_silent(name)}
     phrases = []
     for names, phrase in _PHRASES:
         if names[0] not in left:
@@ -32,6 +32,12 @@ def in_words(evidence: Evidence) -> str:
             left.pop(name, None)
     phrases += [f"{name.replace('_', ' ')} {_shown(left[name])}" for name in left]
     return "; ".join(phrase for phrase in phrases if phrase)
+
+
+def is_silent(name: str) -> bool:
+    """Return whether evidence is printed elsewhere, or only for programs."""
+    of_place = name.startswith("place_") and name != "place_step"
+    return of_place or name in _SILENT
 
 
 def _shown(value: object) -> str:
@@ -121,26 +127,14 @@ def _filled(text: str) -> Callable[[Evidence], str]:
     return text.format_map
 
 
-# Printed elsewhere in a finding, or only for programs.
 _SILENT = frozenset(
     (
         *("since", "room", "at_rate", "scale_blamed", "fixed", "every", "weight"),
         *("above_float32", "cleared_early", "parameter", "missing", "scalers"),
-        *(
-            "layer",
-            "perhaps_unscaled",
-            "amplified_bits",
-            "slow",
-            "skips",
-            "norm",
-            "peak",
-            "late_backward",
-            "unused_losses",
-        ),
-        *("uncleared_part", "beyond_rate", "weight_name", "batches"),
-        *("place_at", "place_module", "place_direction", "place_operation"),
-        *("place_tensor", "place_kind", "place_word", "place_instead", "place_peak"),
-        *("place_given", "place_given_peak", "place_was_float16", "place_gain"),
+        *("layer", "perhaps_unscaled", "amplified_bits", "slow", "skips", "norm"),
+        *("peak", "late_backward", "unused_losses", "uncleared_part", "beyond_rate"),
+        *("weight_name", "batches", "unscaled_norm", "dtype", "words", "effect"),
+        "repeated_updates",
     )
 )
 # The names of each phrase; it is used if the first of them is present.

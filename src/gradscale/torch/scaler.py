@@ -958,8 +958,13 @@ class GradScaler(torch.amp.GradScaler):
 
     def postfix(self) -> str:
         """Return the scale and the skips for a progress bar. Syncs."""
-        skipped = self.skipped_steps
-        return postfix(self.get_scale(), skipped, skipped + self.applied_steps)
+        if not self._enabled:
+            return postfix(1.0, 0, self.applied_steps)
+        if self._state is None:
+            total = self._resumed.total()
+        else:
+            total = self._state.total.applied_and_skipped()
+        return postfix(self.get_scale(), total[1], sum(total))
 
     def diagnose(self, closure: Callable[[], Any]) -> Location:
         """Replay a failing batch and locate its first non-finite value.

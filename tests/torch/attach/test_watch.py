@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gradscale.errors import ConfigError
 from gradscale.judge.judge import Judge
 from gradscale.runfile import open_run
-from gradscale.torch import GradScaler, watch
+from gradscale.torch import GradScaler, Recorder, watch
 from gradscale.torch.attach.watch import _gradients_of, named_peaks
 from gradscale.torch.device_state import update as updating
 from gradscale.torch.grads import stats
@@ -371,3 +371,22 @@ def test_steps_in_inference_mode_are_recorded(tmp_path, inside):
                 scaler.update()
     with open_run(tmp_path / "run.gs") as run:
         assert [row.applied for row in run.steps()] == [True] * 6
+
+
+def test_a_layer_that_underflows_is_known_to_the_live_judge(tmp_path, monkeypatch):
+    seen, judge = [], Judge.see
+    monkeypatch.setattr(
+        Judge, "see", lambda *given: (seen.append(given[1]), judge(*given))[1]
+    )
+    model = torch.nn.ParameterDict({n: torch.zeros(256) for n in ("head", "tail")})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+    recorder = Recorder(tmp_path / "run.gs", sample_every=1)
+    with watch(scaler, model, record=recorder):
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model["head"].sum() + 2.0**-26 * model["tail"].sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert {(record.lost, record.lost_layer) for record in seen} == {(0.5, "tail")}

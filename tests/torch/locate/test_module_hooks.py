@@ -122,6 +122,20 @@ def test_a_batch_that_is_not_finite_is_an_input():
     assert (found.module, found.tensor, found.count) == ("", "input", 4)
 
 
+@pytest.mark.parametrize(
+    ("value", "direction"),
+    [(math.inf, "forward"), (math.nan, "forward"), (-math.inf, "")],
+)
+def test_a_batch_that_a_finite_loss_hides_is_an_input_unless_it_is_a_mask(
+    value, direction
+):
+    model, batch = nn.Sequential(nn.Sigmoid(), nn.Linear(2, 1)), torch.ones(2, 2)
+    batch[0, 0] = value
+    found = watched(model, lambda: model(batch).nan_to_num().sum())
+    assert (found.direction, found.loss_finite) == (direction, True)
+    assert found.given is (direction == "forward")
+
+
 def with_targets(targets, loss_of_difference, model=None):
     """Return the location for a loss of the difference from some targets."""
     model = nn.Linear(2, 3) if model is None else model

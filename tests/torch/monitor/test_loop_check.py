@@ -197,6 +197,28 @@ def left_out_after_a_while(loop, number):
         loop.step()
 
 
+def updated_after_each_optimizer(loop, number):
+    for optimizer in loop.optimizers:
+        optimizer.zero_grad()
+    loop.backward()
+    for optimizer in loop.optimizers:
+        loop.scaler.step(optimizer)
+        loop.scaler.update()
+
+
+def several_optimizers(path):
+    """Run a loop that updates the scaler once for each of three optimizers."""
+    loop = Loop(path)
+    first, *_, last = loop.params
+    loop.optimizers = [
+        torch.optim.SGD(params, lr=1e-4)
+        for params in ([first], loop.params[1:-1], [last])
+    ]
+    for number in range(1, UPDATES + 1):
+        updated_after_each_optimizer(loop, number)
+    return loop.causes()
+
+
 WRONG = {
     "clip_grad_norm_": (repeated(clipped_while_scaled), "clipped-scaled"),
     "clip_grad_value_": (repeated(clipped_by_value_while_scaled), "clipped-scaled"),
@@ -218,6 +240,7 @@ WRONG = {
         "update-too-often",
     ),
     "16 micro-batches": (repeated(updated_in_every_one_of_sixteen), "update-too-often"),
+    "update() for each optimizer": (several_optimizers, "update-too-often"),
     "clamp in hooks": (repeated(clamped_by_hooks_while_scaled), "clipped-scaled"),
     "no step": (repeated(left_out_after_a_while), "update-missing"),
 }

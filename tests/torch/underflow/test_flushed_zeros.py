@@ -35,14 +35,14 @@ def test_layers_that_get_only_zeros_count_as_lost(scale):
     assert truth > LOST_TOO_MUCH
     assert sample.whole.lost == 0.0
     # Layers above them lose whole rows, more than a spread of 2.5 octaves does.
-    assert truth - 0.1 < sample.lost <= truth
+    assert truth - 0.1 < sample.lost_and_layer()[0] <= truth
 
 
 @pytest.mark.parametrize("scale", [2.0**-12, 2.0**-10, 2.0**-8])
 def test_flushed_layers_of_a_shallow_network_count_as_lost_at_a_lower_scale(scale):
     truth = really_lost(SHALLOW, scale)
     assert truth > LOST_TOO_MUCH
-    assert LOST_TOO_MUCH < sampled(SHALLOW, scale).lost <= truth + 0.01
+    assert LOST_TOO_MUCH < sampled(SHALLOW, scale).lost_and_layer()[0] <= truth + 0.01
 
 
 @pytest.mark.parametrize("scale", [2.0**-12, 2.0**-10, 2.0**-8, 2.0**-6, 2.0**-4])
@@ -50,7 +50,9 @@ def test_true_zeros_do_not_count_beside_flushed_ones(scale):
     truth = really_lost(rectified, scale)
     zeros = zero_share(sampled(rectified, scale).whole)
     assert zeros > truth + 0.05
-    assert sampled(rectified, scale).lost == pytest.approx(truth, abs=0.07)
+    assert sampled(rectified, scale).lost_and_layer()[0] == pytest.approx(
+        truth, abs=0.07
+    )
 
 
 @pytest.mark.parametrize("make", [rectified, embedding, adapted])
@@ -58,7 +60,7 @@ def test_true_zeros_do_not_count_beside_flushed_ones(scale):
 def test_true_zeros_do_not_count_at_a_healthy_scale(make, scale):
     sample = sampled(make, scale)
     assert zero_share(sample.whole) > 0.2
-    assert sample.lost < 0.001
+    assert sample.lost_and_layer()[0] < 0.001
 
 
 @pytest.mark.parametrize("make", NETS, ids=NAMES)
@@ -66,7 +68,7 @@ def test_true_zeros_do_not_count_at_a_healthy_scale(make, scale):
 def test_a_run_file_gives_the_same_estimate_as_the_live_sample(make, scale):
     sample = sampled(make, scale)
     rows = (histogram_of(row, scale) for row in sample.rows().values())
-    assert lost_share(map(tally_of, rows)) == sample.lost
+    assert lost_share(map(tally_of, rows)) == sample.lost_and_layer()[0]
 
 
 def test_a_float32_gradient_gives_the_same_estimate_in_a_run_file():
@@ -74,8 +76,8 @@ def test_a_float32_gradient_gives_the_same_estimate_in_a_run_file():
     run_step(meter, small_net(), 1.0, half=False)
     (sample,) = meter.finish()
     rows = (histogram_of(row, 1.0) for row in sample.rows().values())
-    assert lost_share(map(tally_of, rows)) == sample.lost
-    assert sample.lost > LOST_TOO_MUCH
+    assert lost_share(map(tally_of, rows)) == sample.lost_and_layer()[0]
+    assert sample.lost_and_layer()[0] > LOST_TOO_MUCH
 
 
 @pytest.mark.parametrize("seed", range(5))

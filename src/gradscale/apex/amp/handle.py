@@ -175,7 +175,7 @@ class AmpHandle:
         setattr(module, name, wrapper)
 
     def wrap_optimizer(self, *_: Any, **__: Any) -> None:
-        """Refuse the API from before `initialize`, as apex does."""
+        """Raise: this is apex's interface of 2018, which apex has removed."""
         raise AmpError(
             "handle.wrap_optimizer() and handle.scale_loss() are apex's API of 2018, "
             "which apex has removed. Call model, optimizer = amp.initialize(model, "

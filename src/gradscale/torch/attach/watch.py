@@ -322,7 +322,8 @@ class _RowRecorder:
             record, update = row.record, row.update
             sample = None if update is None else self._samples.pop(update, None)
             if sample is not None:
-                record = record._replace(lost=sample.lost)
+                lost, layer = sample.lost_and_layer()
+                record = record._replace(lost=lost, lost_layer=layer)
             finite = record.finite and record.norm_finite and record.read
             named: dict[str, float] = {}
             if not finite and update is not None:

@@ -231,16 +231,8 @@ def locate(
     bad = [i for i, e in enumerate(observations) if not stats[e.stats].finite]
     in_forward = [i for i in bad if observations[i].node < 0]
     if not bad_losses:
-        # A saturating function hides an infinity from the loss, and a mask a NaN of
-        # the target, but not from its derivative. Others may be masks.
         in_forward = [
-            i
-            for i in in_forward
-            if (
-                observations[i].tensor == "output"
-                and _input_peak(observations[i], forward, stats) > LARGEST_HALF
-            )
-            or (observations[i].tensor == "target" and stats[observations[i].stats].nan)
+            i for i in in_forward if _is_hidden(observations[i], forward, stats)
         ]
     first = first_origin(
         _origin_of(i, each, nodes, stats[each.stats], masked=nan_loss)
@@ -257,6 +249,22 @@ def locate(
     given = first.tensor == "input" and observed.given
     peaks = (stats[each.stats].peak for each in forward if each.given)
     return location(**first.fields(), given=given, given_peak=max(peaks, default=0.0))
+
+
+def _is_hidden(
+    observed: Observation, forward: list[Observation], stats: list[TensorStats]
+) -> bool:
+    """Return whether a non-finite value explains the gradients of a finite loss.
+
+    A saturating function hides an infinity from the loss, and a mask a NaN of the
+    target, but not from its derivative. A mask itself is infinite without harm.
+    """
+    own = stats[observed.stats]
+    if observed.tensor == "input":
+        return observed.given and bool(own.nan or own.pos_inf)
+    if observed.tensor == "output":
+        return _input_peak(observed, forward, stats) > LARGEST_HALF
+    return observed.tensor == "target" and own.nan > 0
 
 
 def _origin_of(

@@ -92,7 +92,7 @@ class EvidenceCollector:
             fits = abs(record.loss * record.scale) <= _LARGEST_F32
             record = record._replace(scaled_loss_finite=fits)
         if sample is not None:
-            lost, layer = sample.losses()
+            lost, layer = sample.lost_and_layer()
             record = record._replace(lost=lost, lost_layer=layer)
         finite = record.finite and record.norm_finite and record.loss_finite
         if finite or not record.read:

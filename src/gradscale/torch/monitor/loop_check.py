@@ -107,6 +107,7 @@ class LoopCheck:
             (
                 *("looks", "unscaled", "uncleared", "written", "cleared_early"),
                 *("late_backward", "renewed", "direct_steps", "unguarded_steps"),
+                "repeated_updates",
             ),
             0,
         )
@@ -123,7 +124,8 @@ class LoopCheck:
         self._added: dict[int, int] = {}
         # Gradients of a backward pass that no step has used.
         self._unused: list[_Mark] = []
-        self._scaled = 0
+        # Scaled losses since the last update, and before it.
+        self._scaled = self._scaled_before = 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared: set[int] = set()
         # Parameters whose gradients were not cleared before some sampled update.
@@ -325,7 +327,7 @@ class LoopCheck:
         if self._watches_optimizers and self._compares(update):
             self._check_missing(update, steps)
         self.due = update in FIRST or (update + 1) % EVERY == 0
-        self._scaled = 0
+        self._scaled_before, self._scaled = self._scaled, 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared.clear()
         self._left_names, self._gradients = [], 0
@@ -350,6 +352,8 @@ class LoopCheck:
         counts["unscaled"] += self._foreign
         counts["cleared_early"] += self._cleared
         counts["renewed"] += self._renewed
+        # Replays of a graph, which scale no loss here, follow one another.
+        counts["repeated_updates"] += not self._scaled and self._scaled_before > 0
         while self._sizes and self._sizes[0][0] + LAG < counts["looks"]:
             norm, peak, raw = self._sizes.pop(0)[1].values().tolist()
             if math.isfinite(norm):

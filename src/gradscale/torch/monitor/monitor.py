@@ -345,8 +345,8 @@ class Monitor:
             suspect = self._bad >= SUSPECT
             case = self._evidence.start(record, steps, sample, suspect=suspect)
             if case.in_flight or self._waiting:
-                due = now + (LAG if case.in_flight else 0)
-                self._waiting.append((due, case))
+                # Copies of a few numbers arrive within a step.
+                self._waiting.append((now + case.in_flight, case))
             else:
                 self._judge_case(case, state_dict)
         while self._waiting and self._waiting[0][0] <= now:

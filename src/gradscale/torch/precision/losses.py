@@ -91,7 +91,7 @@ class LossScales:
         return rule_skip
 
     def rule_skip(self, skips: Sequence[Tensor], *, plain: bool) -> Tensor | None:
-        """Return f32[], 1 if the main loss was not finite; None if there was none.
+        """Return f32[], 1 if the main loss gave non-finite gradients; None without one.
 
         Args:
             skips: f32[] each, 1 where an optimizer's step is skipped.

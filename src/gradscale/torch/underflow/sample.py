@@ -79,18 +79,11 @@ class UnderflowSample(NamedTuple):
         """The effect of float16 on all gradients at this scale, without activations."""
         return fate(self.total)
 
-    @property
-    def lost(self) -> float:
-        """The share of gradient elements too small for float16 at this scale.
+    def lost_and_layer(self) -> tuple[float, str]:
+        """Return the share of elements too small for float16, and the worst layer.
 
-        An estimate: it includes zeros that backward appears to have flushed.
-        """
-        return self.losses()[0]
-
-    def losses(self) -> tuple[float, str]:
-        """Return the share that is lost, and the layer that has lost most; see `lost`.
-
-        The layer is empty if none has lost more than half of its elements.
+        The share is an estimate: it includes zeros that backward appears to have
+        flushed. The layer is empty if none has lost more than half of its elements.
         """
         tallies = tallies_of(self.counts)
         return lost_share(tallies), lost_layer(self.names, tallies)
