@@ -190,6 +190,13 @@ def clamped_by_hooks_while_scaled(loop, number):
     plain(loop, number)
 
 
+def cleared_in_every_micro_batch(loop, number):
+    for _ in range(3):
+        loop.optimizer.zero_grad()
+        loop.backward()
+    loop.step()
+
+
 def left_out_after_a_while(loop, number):
     loop.optimizer.zero_grad()
     loop.backward()
@@ -234,6 +241,10 @@ WRONG = {
     ),
     "no zero_grad": (repeated(never_cleared), "never-zeroed"),
     "zero_grad to 0": (repeated(cleared_before_the_step), "zeroed-early"),
+    "zero_grad in micro-batches": (
+        repeated(cleared_in_every_micro_batch),
+        "zeroed-early",
+    ),
     "micro-batches": (repeated(updated_in_every_micro_batch), "update-too-often"),
     "7 of 8 micro-batches": (
         repeated(updated_in_all_but_the_last_of_eight),
@@ -521,6 +532,40 @@ def with_a_penalty_in_float32(loop, number):
     loop.step()
 
 
+def regularised_by_a_gradient(loop, number):
+    x = torch.randn(4, 4, requires_grad=True)
+    value = loop.model(x).sum()
+    (grad,) = torch.autograd.grad(loop.scaler.scale(value), x, create_graph=True)
+    penalty = (grad / loop.scaler.get_scale()).square().mean()
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loop.loss() + penalty).backward()
+    loop.step()
+
+
+def moved_to_the_sharpest_weights(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    with torch.no_grad():
+        moves = [1e-3 * param.grad / param.grad.norm() for param in loop.params]
+        torch._foreach_add_(loop.params, moves)
+    loop.optimizer.zero_grad()
+    loop.backward()
+    with torch.no_grad():
+        torch._foreach_sub_(loop.params, moves)
+    loop.step()
+
+
+def combined_from_two_losses(loop, number):
+    grads = []
+    for _ in range(2):
+        loop.optimizer.zero_grad()
+        loop.backward()
+        grads.append([param.grad for param in loop.params])
+    for param, one, other in zip(loop.params, *grads, strict=True):
+        param.grad = one + other
+    loop.step()
+
+
 HEALTHY = {
     made.__name__: repeated(made)
     for made in (
@@ -530,7 +575,8 @@ HEALTHY = {
         *(clamped_by_hooks_in_proportion_to_the_scale, centred_while_scaled),
         *(replaced_by_sums_with_noise, stepped_by_hand_where_finite),
         *(warmed_up_without_scaling, scaled_by_scales_of_their_own),
-        with_a_penalty_in_float32,
+        *(with_a_penalty_in_float32, regularised_by_a_gradient),
+        *(moved_to_the_sharpest_weights, combined_from_two_losses),
     )
 }
 

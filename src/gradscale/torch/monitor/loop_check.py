@@ -69,6 +69,15 @@ class _Mark(NamedTuple):
         same = self.grad() is earlier.grad()
         return same and self.version == earlier.version + 1
 
+    def equals(self, earlier: "_Mark | None") -> bool:
+        """Whether an earlier mark is of the same gradient, at the same version."""
+        # Not ==: weak references compare what they refer to.
+        return (
+            earlier is not None
+            and self.grad() is earlier.grad()
+            and self.version == earlier.version
+        )
+
     def is_there(self) -> bool:
         """Whether the gradient exists and was not written to."""
         grad = self.grad()
@@ -122,8 +131,10 @@ class LoopCheck:
         self._after_step: dict[int, _Mark] = {}
         # How many scaled backward passes have added to each of them since then.
         self._added: dict[int, int] = {}
-        # Gradients of a backward pass that no step has used.
+        # Gradients of a backward pass that no step has used, and the versions of their
+        # parameters.
         self._unused: list[_Mark] = []
+        self._unused_of: dict[int, int] = {}
         # Scaled losses since the last update, and before it.
         self._scaled = self._scaled_before = 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
@@ -204,10 +215,15 @@ class LoopCheck:
 
         def before(_: tuple[Tensor | None, ...]) -> None:
             if self._unused and not any(mark.is_there() for mark in self._unused):
-                # The gradients of a micro-batch, cleared before a step used them.
-                self._cleared = True
+                # The gradients of a micro-batch, cleared before a step used them;
+                # other code may have used them, as SAM does to move the weights.
+                versions = {id(p): p._version for p in params}
+                self._cleared = self._cleared or all(
+                    versions.get(key, old) == old
+                    for key, old in self._unused_of.items()
+                )
             self.foreign.in_scaled_backward = True
-            marks = _marks(params)
+            marks = _marks([*params, *self._params_of_thread()])
             torch.autograd.Variable._execution_engine.queue_callback(
                 lambda: after(marks)
             )
@@ -224,7 +240,14 @@ class LoopCheck:
                 sizes = _sizes_of(step)
                 if sizes is not None:
                     self._raw[key] = sizes[0]
-            self._unused = list(self._after_backward.values())
+            # `autograd.grad` leaves the gradients of the step before as they are.
+            new = {
+                key: mark
+                for key, mark in self._after_backward.items()
+                if not mark.equals(before.get(key))
+            }
+            self._unused = list(new.values())
+            self._unused_of = {id(p): p._version for p in params if id(p) in new}
             for key, mark in before.items():
                 now = self._after_backward.get(key)
                 if now is not None and now.follows(mark):
@@ -263,6 +286,9 @@ class LoopCheck:
         self._gradients += len(params)
         known = [p for p in _some_of(step) if id(p) in self._after_backward]
         marks = [(p.grad, self._after_backward[id(p)]) for p in known]
+        if any(grad is not None and mark.grad() is not grad for grad, mark in marks):
+            # Put there by other code, perhaps from the gradients that were cleared.
+            self._cleared = False
         if marks and all(grad is None for grad, _ in marks):
             self._cleared = True
         elif self._scaled and self.foreign.among(params):
