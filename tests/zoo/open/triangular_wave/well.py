@@ -39,6 +39,7 @@ cycle = torch.optim.lr_scheduler.CyclicLR(
     opt, base_lr=0.01, max_lr=0.08, step_size_up=60
 )
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+mean = 0.0
 for step in range(240):
     x0 = moons(64)
     t = torch.randint(0, T, (64,))
