@@ -12,6 +12,7 @@ from torch import nn
 from gradscale.apex import amp, amp_C
 from gradscale.apex.amp import _amp_state
 from gradscale.apex.optimizers import FusedSGD
+from gradscale.errors import OrderError
 
 X = torch.ones(2)
 
@@ -284,6 +285,20 @@ def test_a_window_that_is_given_up_leaves_no_gradient(clear):
     else:
         with pytest.raises(KeyError):
             failing_backward(model, optimizer)
+    backward(model, optimizer, BATCHES[1])
+    assert grads_of(optimizer) == [[2.0] * 4, [2.0]]
+
+
+def test_nested_blocks_of_one_optimizer_are_refused():
+    model, optimizer = model_and_optimizer("O2", num_losses=2)
+    losses = [model(batch).sum() for batch in BATCHES[:2]]
+    with (
+        pytest.raises(OrderError, match=r"inside another one.*one block after"),
+        amp.scale_loss(losses[0], optimizer, 0) as first,
+        amp.scale_loss(losses[1], optimizer, 1) as second,
+    ):
+        (first + second).backward()
+    optimizer.zero_grad()
     backward(model, optimizer, BATCHES[1])
     assert grads_of(optimizer) == [[2.0] * 4, [2.0]]
 

@@ -193,7 +193,14 @@ class AmpOptimizer:
     @torch.no_grad()
     def end_pass(self, unscaled: Unscaled) -> None:
         """Unscale the new gradients and add those that were put aside. No sync."""
-        assert self.window is not None
+        if self.window is None:
+            raise OrderError(
+                f"A scale_loss() block of {type(self.optimizer).__name__} ended inside "
+                "another one of the same optimizer. The gradients of both losses were "
+                "unscaled by the scale of the inner one. Put the backward passes into "
+                "one block after the other.",
+                code="GS102",
+            )
         stash, self.window = self.window[0], None
         made = [param for param in stash.params if param.grad is not None]
         snapshot = collect(made, allow_fp16=True, names=(*_amp_state.models,))
