@@ -8,7 +8,7 @@ import torch
 
 import gradscale.apex
 import gradscale.apex.amp._amp_state
-from gradscale.apex import amp_C, install_as_apex
+from gradscale.apex import amp_C, apex_C, install_as_apex
 
 
 @pytest.fixture
@@ -69,8 +69,10 @@ def test_names_are_imported_from_packages(as_apex):
     assert LARC is gradscale.apex.parallel.LARC
 
 
-def test_the_compiled_extension_is_found_too(as_apex):
-    assert importlib.import_module("amp_C") is amp_C
+@pytest.mark.parametrize("extension", [amp_C, apex_C])
+def test_the_compiled_extensions_are_found_too(as_apex, extension):
+    name = extension.__name__.removeprefix("gradscale.apex.")
+    assert importlib.import_module(name) is extension
 
 
 @pytest.mark.parametrize("path", ["apex.contrib", "apex.amp.missing"])

@@ -252,6 +252,21 @@ def test_masters_start_from_the_weights_before_they_were_rounded():
     assert torch.equal(next(amp.master_params(optimizer)), exact)
 
 
+def test_masters_are_restored_and_rounded_as_in_scripts_for_apex():
+    model, optimizer = make("O2")
+    optimizer._lazy_init_maybe_master_weights()
+    optimizer._amp_stash.lazy_init_called = True
+    for master in amp.master_params(optimizer):
+        master.data.fill_(1.0 + 2.0**-20)
+    optimizer._master_params_to_model_params()
+    assert {weight.item() for weight in model.param.flatten()} == {1.0}
+    optimizer.step()
+    # The digits that float16 has not are kept.
+    assert {1.0 + 2.0**-20} == {
+        value.item() for p in amp.master_params(optimizer) for value in p.flatten()
+    }
+
+
 def test_a_write_to_a_weight_reaches_its_master():
     model, optimizer = make("O2")
     with torch.no_grad():

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from gradscale.apex import amp
+from gradscale.apex import amp, amp_C
 from gradscale.apex.amp import _amp_state
 from gradscale.apex.optimizers import FusedSGD
+from gradscale.errors import OrderError
 
 X = torch.ones(2)
 
@@ -218,13 +219,16 @@ def test_an_overflow_lowers_only_its_own_scale():
 # --- accumulation and delays ----------------------------------------------------------
 
 
-def model_and_optimizer(level, **settings):
+def model_and_optimizer(level, *, dynamic=False, **settings):
     torch.manual_seed(1)
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    return amp.initialize(
-        model, optimizer, opt_level=level, loss_scale=1024.0, verbosity=0, **settings
+    scale = "dynamic" if dynamic else 1024.0
+    made = amp.initialize(
+        model, optimizer, opt_level=level, loss_scale=scale, verbosity=0, **settings
     )
+    _amp_state.loss_scalers[0]._loss_scale = 1024.0
+    return made
 
 
 BATCHES = [torch.full((2, 4), value) for value in (0.5, 1.0, 2.0)]
@@ -285,6 +289,20 @@ def test_a_window_that_is_given_up_leaves_no_gradient(clear):
     assert grads_of(optimizer) == [[2.0] * 4, [2.0]]
 
 
+def test_nested_blocks_of_one_optimizer_are_refused():
+    model, optimizer = model_and_optimizer("O2", num_losses=2)
+    losses = [model(batch).sum() for batch in BATCHES[:2]]
+    with (
+        pytest.raises(OrderError, match=r"inside another one.*one block after"),
+        amp.scale_loss(losses[0], optimizer, 0) as first,
+        amp.scale_loss(losses[1], optimizer, 1) as second,
+    ):
+        (first + second).backward()
+    optimizer.zero_grad()
+    backward(model, optimizer, BATCHES[1])
+    assert grads_of(optimizer) == [[2.0] * 4, [2.0]]
+
+
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_a_delayed_check_is_made_in_the_step(level):
     model, optimizer = model_and_optimizer(level)
@@ -296,6 +314,47 @@ def test_a_delayed_check_is_made_in_the_step(level):
     assert not amp.last.applied
     assert all(map(torch.equal, model.parameters(), before))
     assert other.param_groups[0]["params"][0].item() == 1.0
+
+
+def checked_by_the_script(optimizer):
+    """Check and step as NVIDIA's BERT does once all gradients are reduced."""
+    flag = torch.zeros(1, dtype=torch.int)
+    grads = [param.grad for param in amp.master_params(optimizer)]
+    amp_C.multi_tensor_scale(65536, flag, [grads, grads], 1.0)
+    scaler = _amp_state.loss_scalers[0]
+    scaler._overflow_buf = flag
+    overflow = scaler.update_scale()
+    if not overflow:
+        optimizer.step()
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            param.grad = None
+    return overflow
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_script_can_check_the_gradients_itself(level, exact):
+    model, optimizer = model_and_optimizer(level, exact=exact, dynamic=True)
+    scaler = _amp_state.loss_scalers[0]
+    before = [param.detach().clone() for param in model.parameters()]
+
+    def window(factor):
+        for _ in range(2):
+            loss = model(BATCHES[0]).float().sum() * factor
+            with amp.scale_loss(loss, optimizer, delay_overflow_check=True) as scaled:
+                scaled.backward()
+        return checked_by_the_script(optimizer)
+
+    assert window(float("inf"))
+    assert not scaler.last.applied
+    assert scaler.state_dict() == {"loss_scale": 512.0, "unskipped": 0}
+    model.zero_grad()
+    # One check moves the scale once, however many passes were delayed.
+    assert not window(1.0)
+    assert scaler.last.applied
+    assert scaler.state_dict() == {"loss_scale": 512.0, "unskipped": 1}
+    assert not any(map(torch.equal, model.parameters(), before))
 
 
 def test_exact_never_makes_a_delayed_check():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradscale.apex import amp, amp_C
+from gradscale.apex import amp, amp_C, apex_C
 from gradscale.apex.amp import _amp_state
 from gradscale.apex.fp16_utils import (
     FP16_Optimizer,
@@ -28,6 +28,8 @@ from gradscale.apex.parallel import (
     convert_syncbn_model,
     create_syncbn_process_group,
 )
+from gradscale.apex.parallel.distributed import flat_dist_call
+from gradscale.runfile import open_run
 
 X = torch.ones(2)
 LEVELS = ["O0", "O1", "O2", "O3"]
@@ -400,7 +402,22 @@ def test_multi_tensor_operations():
     assert each.tolist() == pytest.approx([48.0**0.5, 2.0**0.5])
     multi_tensor_applier(amp_C.multi_tensor_scale, flag, [xs, out], 0.5)
     assert out[0].tolist() == [2.0] * 3
+    half = torch.tensor([0.5])
+    norm, each = multi_tensor_applier(
+        amp_C.multi_tensor_unscale_l2norm, flag, [xs], half, True
+    )
+    assert norm.item() == pytest.approx(12.5**0.5)
+    assert each.tolist() == pytest.approx([12.0**0.5, 0.5**0.5])
     assert flag.item() == 0
+
+
+def test_flat_tensors_and_their_views():
+    tensors = [torch.ones(2, 2), torch.full((3,), 2.0)]
+    flat = apex_C.flatten(tensors)
+    assert flat.tolist() == [1.0] * 4 + [2.0] * 3
+    views = apex_C.unflatten(flat, tensors)
+    views[1].zero_()
+    assert flat.tolist() == [1.0] * 4 + [0.0] * 3
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
@@ -457,6 +474,21 @@ def test_the_parallel_helpers(one_rank):
         create_syncbn_process_group(2)
     with pytest.raises(RuntimeError, match="gradient_average"):
         DistributedDataParallel(model[0], gradient_average=False)
+
+
+def test_a_predivide_factor_changes_no_average(one_rank):
+    model = DistributedDataParallel(nn.Linear(2, 1), gradient_predivide_factor=8.0)
+    model(X).sum().backward()
+    assert [p.grad.flatten().tolist() for p in model.parameters()] == [[1.0] * 2, [1.0]]
+
+
+def test_a_flat_call_changes_every_tensor_in_place(one_rank, monkeypatch):
+    tensors = [nn.Parameter(torch.ones(2)), torch.ones(3), torch.ones(1).half()]
+    flat_dist_call(tensors, lambda flat, factor: flat.mul_(factor), (3.0,))
+    assert [t.tolist() for t in tensors] == [[3.0] * 2, [3.0] * 3, [3.0]]
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    flat_dist_call(tensors, torch.distributed.all_reduce)
+    assert [t.tolist() for t in tensors] == [[1.5] * 2, [1.5] * 3, [1.5]]
 
 
 # --- fp16_utils -----------------------------------------------------------------------
@@ -557,6 +589,35 @@ def test_fp16_optimizer_with_a_fixed_scale_skips_too():
     optimizer.step()
     assert all(map(torch.equal, before, model.parameters()))
     assert optimizer.loss_scale == 128.0
+
+
+def test_the_last_outcome_of_an_fp16_optimizer_names_verdict_and_culprits():
+    model, optimizer = fp16_optimizer(dynamic_loss_scale=True)
+    optimizer.loss_scale = 64.0
+    optimizer.backward(model(X).sum().float())
+    optimizer.step()
+    assert optimizer.last.verdict.name == "OK"
+    optimizer.zero_grad()
+    optimizer.backward(model(X).sum().float() * float("nan"))
+    optimizer.step()
+    assert optimizer.last.verdict.name == "FORWARD_NONFINITE"
+    assert optimizer.last.culprits == tuple(
+        f"param_groups[0]['params'][{i}]" for i in range(2)
+    )
+
+
+def test_fp16_optimizer_is_recorded_by_gradscale_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("GRADSCALE_RUN_FILE", str(tmp_path / "run.gs"))
+    monkeypatch.setenv("GRADSCALE_RUN_NOTES", str(tmp_path / "notes"))
+    model, optimizer = fp16_optimizer(static_loss_scale=128.0)
+    for factor in (1.0, float("inf")):
+        optimizer.zero_grad()
+        optimizer.backward(factor * model(X).sum().float())
+        optimizer.step()
+    optimizer.log.recording.close()
+    with open_run(tmp_path / "run.gs") as run:
+        rows = [(row.scale, row.applied) for row in run.steps()]
+    assert rows == [(128.0, True), (128.0, False)]
 
 
 def test_fp16_optimizer_resumes():

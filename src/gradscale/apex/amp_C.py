@@ -78,6 +78,19 @@ def multi_tensor_l2norm(
     return norms.norm().reshape(1), norms if per_tensor else norms[:0]
 
 
+def multi_tensor_unscale_l2norm(
+    chunk_size: int,
+    noop_flag: Tensor,
+    tensor_lists: Sequence[Sequence[Tensor]],
+    inv_scale: Tensor,
+    per_tensor: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return the norms of inputs times `inv_scale`, f32[1]; else as the above."""
+    (inputs,) = tensor_lists
+    unscaled = [tensor.detach().float() * inv_scale for tensor in inputs]
+    return multi_tensor_l2norm(chunk_size, noop_flag, [unscaled], per_tensor)
+
+
 def _flag(noop_flag: Tensor, tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         finite = torch.isfinite(tensor).all()

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# `amp_C` is apex's compiled extension, a module of its own.
-ROOTS = ("apex", "amp_C")
+# Apex's compiled extensions are modules of their own.
+EXTENSIONS = ("amp_C", "apex_C")
+ROOTS = ("apex", *EXTENSIONS)
 # What torch has in place of modules of apex that are not provided.
 INSTEAD = {
     "RNN": "torch.nn.LSTM, torch.nn.GRU or torch.nn.RNN",
@@ -61,7 +62,7 @@ def install_as_apex() -> Callable[[], None]:
         for name, module in sys.modules.items()
         if name == room.__name__ or name.startswith(f"{room.__name__}.")
     }
-    aliases["amp_C"] = sys.modules["gradscale.apex.amp_C"]
+    aliases |= {name: sys.modules[f"gradscale.apex.{name}"] for name in EXTENSIONS}
     finder: Any = NotProvided()
     before = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in ROOTS}
 

@@ -15,10 +15,9 @@ from gradscale.apex.amp.scaler import LossScaler
 from gradscale.apex.fp16_utils.fp16_optimizer import FP16_Optimizer
 from gradscale.apex.parallel.LARC import LARC
 from gradscale.apex.run_session import run_recorder
+from gradscale.apex.step_log import StepLog
 from gradscale.errors import AmpError
-from gradscale.recording.recorded_run import RecordedRun
 from gradscale.recording.recorder import Recorder
-from gradscale.torch.monitor.recorder import process_here
 from gradscale.torch.precision.casting import CastForward, cast_model_
 
 BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
@@ -109,16 +108,13 @@ def make_scalers(
             max_loss_scale=max_loss_scale,
             exact=exact,
         )
-        recorder = _recorder(record, number)
-        if recorder is not None:
-            recorder.bind(policy=scaler.policy, names=_names, process=process_here)
-        scaler.recording = RecordedRun(
-            recorder=recorder,
+        scaler.log = StepLog(
+            _recorder(record, number),
+            policy=scaler.policy,
+            names=_names,
             sinks=() if number else sinks,
             guard=guard,
             quiet=quiet,
-            process=process_here,
-            versions={"apex": "gradscale", "torch": torch.__version__},
         )
         scalers.append(scaler)
     return scalers

@@ -48,17 +48,21 @@ class Unscaled:
         inverse = 1.0 / scale if scale else math.inf
         self.inv_scale = torch.tensor(inverse, device=loss.device)
         self._skips: bool | None = None
+        self._own_checks = scaler.own_checks
 
     def settle(self, sources: Sequence[Any]) -> bool:
         """Read the flags, move the scale; return whether to skip. Syncs once.
 
-        A second call returns the same: several optimizers may wait for one pass.
+        A second call returns the same: several optimizers may wait for one pass. False
+        without a read if the script has checked the gradients itself since.
 
         Args:
             sources: Where the names of culprits are looked up.
         """
         if self._skips is not None:
             return self._skips
+        if self._own_checks != self.scaler.own_checks:
+            return False
         home = self.inv_scale.device
         values = [self.inv_scale if self.loss is None else self.loss]
         for stats, factor in self.stats:
@@ -102,6 +106,8 @@ class AmpOptimizer:
         self._check = DataCheck()
         # A pass has begun, or its absence was reported.
         self._knows_passes = False
+        # Apex makes masters in the first pass. Set by scripts that restore them before.
+        self.lazy_init_called = True
 
     # Apex's names, for third-party code that reads them.
     @property
@@ -187,7 +193,14 @@ class AmpOptimizer:
     @torch.no_grad()
     def end_pass(self, unscaled: Unscaled) -> None:
         """Unscale the new gradients and add those that were put aside. No sync."""
-        assert self.window is not None
+        if self.window is None:
+            raise OrderError(
+                f"A scale_loss() block of {type(self.optimizer).__name__} ended inside "
+                "another one of the same optimizer. The gradients of both losses were "
+                "unscaled by the scale of the inner one. Put the backward passes into "
+                "one block after the other.",
+                code="GS102",
+            )
         stash, self.window = self.window[0], None
         made = [param for param in stash.params if param.grad is not None]
         snapshot = collect(made, allow_fp16=True, names=(*_amp_state.models,))
@@ -248,8 +261,10 @@ class AmpOptimizer:
             self._keep_writes()
         with disable_casts():
             returned = old_step() if closure is None else old_step(closure)
-        with disable_casts(), torch.no_grad():
-            self._write_params()
+        with disable_casts():
+            self.write_params()
+        for master in self.master_of.values():
+            master.grad = None
         return returned
 
     def _skip(self) -> None:
@@ -294,8 +309,20 @@ class AmpOptimizer:
 
     def _keep_writes(self) -> None:
         """Copy external writes to the parameters into their masters."""
-        if not self.master_of:
-            return
+        if self.master_of:
+            self._all_masters().update_(
+                None, list(_amp_state.models), check_data=_amp_state.check_data
+            )
+
+    @torch.no_grad()
+    def write_params(self) -> None:
+        """Round the masters into their parameters."""
+        if self.master_of:
+            masters = self._all_masters()
+            torch._foreach_copy_(masters.params, masters.masters)
+            masters.note_own_write()
+
+    def _all_masters(self) -> Masters:
         if self._masters is None:
             owners = list(self.master_of)
             self._masters = Masters(
@@ -305,17 +332,7 @@ class AmpOptimizer:
                 [LastWrite()] * len(owners),
                 self._check,
             )
-        self._masters.update_(
-            None, list(_amp_state.models), check_data=_amp_state.check_data
-        )
-
-    def _write_params(self) -> None:
-        if self._masters is None:
-            return
-        torch._foreach_copy_(self._masters.params, self._masters.masters)
-        self._masters.note_own_write()
-        for master in self.master_of.values():
-            master.grad = None
+        return self._masters
 
     def zero_grad(self, old_zero: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Clear the gradients of the model and those of the masters."""
@@ -393,6 +410,9 @@ def process_optimizer(
         if masters:
             bare.register_state_dict_post_hook(amp.save)
         bare.register_load_state_dict_pre_hook(amp.load)
+    # Apex's names, for scripts that restore masters or write to them.
+    optimizer._lazy_init_maybe_master_weights = amp.make_masters
+    optimizer._master_params_to_model_params = amp.write_params
     for name in ("step", "zero_grad", "add_param_group"):
         old, ours = getattr(optimizer, name), getattr(amp, name)
         setattr(optimizer, name, _method(optimizer, old, ours))

@@ -99,6 +99,7 @@ def scale_loss(
         _clear_cache()
     if delay_unscale:
         return
+    scaler.clear_overflow_state()
     with disable_casts():
         for amp in amps:
             amp.end_pass(unscaled)

@@ -1,15 +1,14 @@
 """The scale of one loss, moved by the rule of gradscale's policies."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gradscale.apex.step_log import StepLog
 from gradscale.core.outcome import StepOutcome
 from gradscale.core.policies import DynamicScale, StaticScale
-from gradscale.core.records import StepRecord
 from gradscale.core.state import PYTHON, Observed, ScaleState
 from gradscale.recording.recorded_run import RecordedRun
 
@@ -40,9 +39,12 @@ class LossScaler:
     Attributes:
         dynamic: The scale moves.
         policy: Settings and rule.
-        last: The outcome of the last pass.
-        recording: Judges and records the passes.
+        log: Judges and records the passes.
+        own_checks: How often the script has called `update_scale` itself.
     """
+
+    # int[1], not 0 after an overflow; set by scripts that check gradients themselves.
+    _overflow_buf: Tensor | None = None
 
     def __init__(
         self,
@@ -77,10 +79,18 @@ class LossScaler:
         self._loss_scale: float = first
         self._unskipped = 0
         self._has_overflow = False
-        self._steps = self._floor_steps = 0
-        self._calibrated = self._grown = False
-        self.last: StepOutcome | None = None
-        self.recording = RecordedRun(quiet=True)
+        self.own_checks = 0
+        self.log = StepLog(quiet=True)
+
+    @property
+    def last(self) -> StepOutcome | None:
+        """The outcome of the last pass."""
+        return self.log.last
+
+    @property
+    def recording(self) -> RecordedRun:
+        """Judges and records the passes."""
+        return self.log.recording
 
     def loss_scale(self) -> float:
         """Return the scale."""
@@ -89,10 +99,24 @@ class LossScaler:
     def clear_overflow_state(self) -> None:
         """Forget an overflow."""
         self._has_overflow = False
+        if self._overflow_buf is not None:
+            self._overflow_buf.zero_()
 
     def update_scale(self) -> bool:
-        """Move the scale by `_has_overflow`; return whether to skip the step."""
-        finite = not self._has_overflow
+        """Move the scale for a script that has checked the gradients. Syncs.
+
+        Passes whose check was delayed until now are not checked again.
+
+        Returns:
+            Whether to skip the step: `_has_overflow` or `_overflow_buf` is set.
+        """
+        if self._overflow_buf is not None:
+            self._has_overflow |= bool(self._overflow_buf.item())
+        self.own_checks += 1
+        return self.see()
+
+    def _move(self, *, finite: bool) -> bool:
+        """Move the scale; return whether to skip the step."""
         if isinstance(self.policy, DynamicScale):
             state = ScaleState(self._loss_scale, self._unskipped)
             seen = Observed(finite, 0.0, True)
@@ -104,52 +128,24 @@ class LossScaler:
         self._unskipped += not skip
         return skip
 
-    def see(
-        self,
-        *,
-        read: bool,
-        amax: float,
-        loss: float | None,
-        culprits: Callable[[], Sequence[str]],
-    ) -> bool:
+    def see(self, **facts: Any) -> bool:
         """Move the scale, record the pass; return whether to skip the step.
 
+        The pass was finite unless `_has_overflow` is set.
+
         Args:
-            read: At least one gradient was read.
-            amax: The largest magnitude among the scaled gradients.
-            loss: The loss before it was scaled; None if it is not one number.
-            culprits: Returns the names of gradients that were not finite.
+            facts: Arguments of `StepLog.add` about the gradients and the loss.
         """
         used, finite = self._loss_scale, not self._has_overflow
-        skip = self.update_scale()
-        self._steps += 1
-        at_floor = self.dynamic and used <= self.policy.min_scale and not finite
-        self._floor_steps = self._floor_steps + 1 if at_floor else 0
-        record = StepRecord(
-            step=self._steps,
-            scale=used,
-            applied=not skip,
+        skip = self._move(finite=finite)
+        self.log.add(
+            (used, self._loss_scale),
             finite=finite,
-            loss_finite=loss is None or math.isfinite(loss),
-            read=read,
-            calibrated=self._calibrated,
-            grown=self._grown,
-            floor_steps=self._floor_steps,
-            amax=amax,
-            scaled_loss_finite=loss is None or _is_f32(loss * used),
-            nan=math.isnan(amax),
-            loss=loss,
+            applied=not skip,
+            floor=self.policy.min_scale if self.dynamic else None,
+            state=self.state_dict,
+            **facts,
         )
-        self._calibrated |= finite
-        self._grown = self._loss_scale > used
-        names = () if finite else tuple(culprits())
-        self.last = StepOutcome(lambda: record, lambda: names)
-        if self.recording.recorder is not None:
-            # Rows of several losses may share a file.
-            self.recording.recorder.begin_update()
-        self.recording.record_step(record, names, state=self.state_dict)
-        if self.recording.hopeless is not None:
-            raise self.recording.hopeless
         return skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -160,7 +156,3 @@ class LossScaler:
 def to_host(values: Sequence[Tensor], device: torch.device) -> list[float]:
     """Return f32[] tensors of any device as numbers; the only sync of a pass."""
     return torch.stack([value.detach().to(device).float() for value in values]).tolist()
-
-
-def _is_f32(value: float) -> bool:
-    return abs(value) < 2.0**128

@@ -11,10 +11,12 @@ from gradscale.apex.fp16_utils.loss_scaler import (
     LossScaler,
     has_overflow,
 )
+from gradscale.apex.run_session import run_recorder
+from gradscale.apex.step_log import StepLog
 from gradscale.core.outcome import StepOutcome
-from gradscale.core.records import StepRecord
 from gradscale.errors import AmpError
 from gradscale.torch.grads.unscale import multiply_
+from gradscale.torch.names import names_of
 from gradscale.torch.optim.state import WIDE, needs_master
 
 
@@ -37,13 +39,13 @@ class FP16_Optimizer:  # apex's name
         static_loss_scale: The scale if it does not move.
         dynamic_loss_scale: Move the scale.
         dynamic_loss_args: Arguments of `DynamicLossScaler`.
-        verbose: Has no effect.
+        verbose: Print findings.
 
     Attributes:
         optimizer: The optimizer.
         loss_scaler: The scale.
         overflow: The last gradients were not finite.
-        last: The outcome of the last step.
+        log: Judges the steps; records them under `gradscale run`.
     """
 
     def __init__(
@@ -60,9 +62,10 @@ class FP16_Optimizer:  # apex's name
         if dynamic_loss_scale:
             self.loss_scaler = DynamicLossScaler(**(dynamic_loss_args or {}))
         self.overflow = False
-        self.last: StepOutcome | None = None
         self._used_scale = self.loss_scaler.loss_scale
-        self._steps = 0
+        self._loss: Tensor | None = None
+        policy = self.loss_scaler.policy
+        self.log = StepLog(run_recorder(), policy=policy, quiet=not verbose)
         self.fp16_groups: list[list[Tensor]] = []
         self.fp32_from_fp16_groups: list[list[Tensor]] = []
         self.fp32_from_fp32_groups: list[list[Tensor]] = []
@@ -94,6 +97,11 @@ class FP16_Optimizer:  # apex's name
             "that they belong to. Save its state_dict().",
             code="GS101",
         )
+
+    @property
+    def last(self) -> StepOutcome | None:
+        """The outcome of the last step."""
+        return self.log.last
 
     @property
     def loss_scale(self) -> float:
@@ -145,7 +153,7 @@ class FP16_Optimizer:  # apex's name
                 backward pass follows.
             retain_graph: As in torch.
         """
-        self._used_scale = self.loss_scale
+        self._used_scale, self._loss = self.loss_scale, loss.detach()
         self.loss_scaler.backward(loss, retain_graph=retain_graph)
         if update_master_grads:
             self.update_master_grads()
@@ -220,11 +228,25 @@ class FP16_Optimizer:  # apex's name
         return returned
 
     def _note(self, *, applied: bool) -> None:
-        self._steps += 1
-        record = StepRecord(
-            step=self._steps, scale=self._used_scale, applied=applied, finite=applied
+        loss = self._loss
+        self.log.add(
+            (self._used_scale, self.loss_scale),
+            finite=applied,
+            applied=applied,
+            floor=self.loss_scaler.policy.min_scale
+            if self.dynamic_loss_scale
+            else None,
+            state=self.loss_scaler.state,
+            loss=float(loss) if loss is not None and loss.numel() == 1 else None,
+            culprits=self._culprits,
         )
-        self.last = StepOutcome(lambda: record, lambda: ())
+
+    def _culprits(self) -> list[str]:
+        halves, masters = _all(self.fp16_groups), _all(self.fp32_from_fp16_groups)
+        pairs = [*zip(halves, masters, strict=True)]
+        pairs += [(param, param) for param in _all(self.fp32_from_fp32_groups)]
+        bad = [held for param, held in pairs if has_overflow([param])]
+        return names_of(bad, [self.optimizer])
 
     @torch.no_grad()
     def _write_params(self) -> None:
@@ -242,11 +264,8 @@ class FP16_Optimizer:  # apex's name
 
     def state_dict(self) -> dict[str, Any]:
         """Return scale, optimizer and masters. Plain values, unlike apex's."""
-        scaler = self.loss_scaler
-        names = ["cur_scale", "cur_iter", "last_overflow_iter"]
-        names += ["scale_factor", "scale_window"]
         return {
-            "loss_scaler": {n: getattr(scaler, n) for n in names if hasattr(scaler, n)},
+            "loss_scaler": self.loss_scaler.state(),
             "dynamic_loss_scale": self.dynamic_loss_scale,
             "overflow": self.overflow,
             "first_closure_call_this_step": True,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradscale.core.policies import DynamicScale
+from gradscale.core.policies import DynamicScale, StaticScale
 from gradscale.core.state import PYTHON, Observed, ScaleState
 
 
@@ -24,6 +24,15 @@ class LossScaler:
     def loss_scale(self) -> float:
         """The scale."""
         return self.cur_scale
+
+    @property
+    def policy(self) -> DynamicScale | StaticScale:
+        """Settings and rule."""
+        return StaticScale(scale=float(self.cur_scale))
+
+    def state(self) -> dict[str, Any]:
+        """Return the state and the settings."""
+        return dict(vars(self))
 
     def has_overflow(self, params: Iterable[Tensor]) -> bool:
         """Return whether a gradient is not finite. Apex returns False here. Syncs."""
@@ -72,19 +81,23 @@ class DynamicLossScaler(LossScaler):
         self.cur_iter = 0
         self.last_overflow_iter = -1
 
-    def update_scale(self, overflow: bool) -> None:
-        """Move the scale after one step."""
-        # Apex counts iterations modulo the window; this equals the rule's finite steps.
-        policy = DynamicScale.unchecked(
+    @property
+    def policy(self) -> DynamicScale:
+        """Settings and rule."""
+        return DynamicScale.unchecked(
             growth_factor=self.scale_factor,
             backoff_factor=1.0 / self.scale_factor,
             growth_interval=self.scale_window,
             min_scale=1.0,
         )
+
+    def update_scale(self, overflow: bool) -> None:
+        """Move the scale after one step."""
+        # Apex counts iterations modulo the window; this equals the rule's finite steps.
         steps = (self.cur_iter - self.last_overflow_iter - 1) % self.scale_window
         state = ScaleState(float(self.cur_scale), steps)
         seen = Observed(not overflow, 0.0, True)
-        moved = policy.next_state(state, seen, PYTHON.where)
+        moved = self.policy.next_state(state, seen, PYTHON.where)
         self.cur_scale = float(moved.scale)
         if overflow:
             self.last_overflow_iter = self.cur_iter

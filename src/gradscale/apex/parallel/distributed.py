@@ -1,10 +1,12 @@
 """Apex's data parallelism on torch's own."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
+from gradscale.apex.apex_C import flatten, unflatten
 from gradscale.errors import AmpError
 
 
@@ -19,8 +21,9 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         message_size, delay_allreduce, shared_param, allreduce_trigger_params,
             retain_allreduce_buffers, allreduce_always_fp32, num_allreduce_streams,
             allreduce_communicators, gradient_average, gradient_predivide_factor, prof:
-            Apex's. `gradient_average=False` and a predivide factor other than 1 are
-            refused: torch averages.
+            Apex's. `gradient_average=False` is refused: torch averages. It divides
+            the gradients by the number of ranks before they are summed, so no further
+            `gradient_predivide_factor` is needed.
         options: Arguments of torch's class.
     """
 
@@ -41,12 +44,11 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         prof: bool = False,
         **options: Any,
     ) -> None:
-        if not gradient_average or gradient_predivide_factor != 1.0:
+        if not gradient_average:
             raise AmpError(
-                f"gradient_average={gradient_average} and gradient_predivide_factor="
-                f"{gradient_predivide_factor} were given. Torch's "
-                "DistributedDataParallel averages the gradients of all ranks. Leave "
-                "both out, and multiply the loss by the number of ranks for a sum.",
+                f"gradient_average={gradient_average} was given. Torch's "
+                "DistributedDataParallel averages the gradients of all ranks. Leave it "
+                "out, and multiply the loss by the number of ranks for a sum.",
                 code="GS101",
             )
         device = next((param.device for param in module.parameters()), None)
@@ -80,6 +82,28 @@ class Reducer:
         for grad in grads or ():
             distributed.all_reduce(grad)
             grad.div_(distributed.get_world_size())
+
+
+def flat_dist_call(
+    tensors: Sequence[Tensor], call: Callable[..., Any], extra_args: Any = None
+) -> None:
+    """Call a collective on one flat tensor for each dtype; average an all-reduce.
+
+    Args:
+        tensors: Changed in place.
+        call: Such as `torch.distributed.broadcast`.
+        extra_args: Its further positional arguments.
+    """
+    by_type: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.type(), []).append(tensor.detach())
+    for same in by_type.values():
+        flat = flatten(same)
+        call(flat, *(extra_args or ()))
+        if call is distributed.all_reduce:
+            flat /= distributed.get_world_size()
+        for tensor, value in zip(same, unflatten(flat, same), strict=True):
+            tensor.copy_(value)
 
 
 def convert_syncbn_model(

@@ -54,7 +54,7 @@ class ApexFinder:
 
     def find_spec(self, name, path=None, target=None):
         """Return the spec of apex; None for all others."""
-        if name.partition(".")[0] not in ("apex", "amp_C"):
+        if name.partition(".")[0] not in ("apex", "amp_C", "apex_C"):
             return None
         sys.meta_path.remove(self)
         # Imported here, as it loads torch. Errors are raised by the script's import.
