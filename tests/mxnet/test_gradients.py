@@ -93,6 +93,16 @@ def test_the_norm_neither_overflows_nor_underflows(peak):
     assert found == pytest.approx(2.0 * float(weight.grad()[0].asscalar()))
 
 
+def test_discarded_sparse_gradients_are_0():
+    weight = mx.gluon.Parameter("rows", shape=(4, 2), grad_stype="row_sparse")
+    weight.initialize()
+    rows = mx.nd.array([[3.0, NAN]]), [1]
+    mx.nd.sparse.row_sparse_array(rows, shape=(4, 2)).copyto(weight.grad())
+    discard_([weight])
+    assert weight.grad().stype == "row_sparse"
+    assert weight.grad().asnumpy().tolist() == [[0.0, 0.0]] * 4
+
+
 def test_discarded_gradients_are_0_and_used():
     weight = parameter(devices=2)
     with mx.autograd.record():

@@ -33,7 +33,7 @@ def test_a_store_that_was_chosen_in_an_earlier_step_is_refused(attach):
     mx.autograd.backward(losses)
     trainer.step(1)
     assert trainer._update_on_kvstore
-    with pytest.raises(ConfigError, match="GS131"):
+    with pytest.raises(ConfigError, match=r"^The Trainer has been used.*GS131"):
         attach(trainer)
 
 
@@ -43,6 +43,15 @@ def test_sparse_weights_are_refused(attach):
     weight.initialize()
     with pytest.raises(ConfigError, match=r"sparse weights.*dense weights.*GS131"):
         attach(mx.gluon.Trainer([weight], "sgd"))
+
+
+@each_way
+def test_sparse_gradients_on_several_machines_are_refused(attach):
+    weight = mx.gluon.Parameter("rows", shape=(4, 2), grad_stype="row_sparse")
+    weight.initialize()
+    with pytest.raises(ConfigError, match=r"sparse gradients on several.*GS131"):
+        attach(trainer_of(weight, kvstore="dist_sync"))
+    attach(trainer_of(weight, kvstore="device"))
 
 
 @each_way

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mxnet.contrib.amp.amp import bfloat16
 
-from gradscale.mxnet import amp
+from gradscale.mxnet import FP16Trainer, amp
 from gradscale.runfile import open_run
 from tests.mxnet.bfloat16_run import DENSE_FAILS, DENSE_WORKS
 from tests.mxnet.nets import CPU, INF, NAN, parameter, step, trainer_of, values
@@ -156,6 +156,39 @@ def test_an_overflow_on_any_device_costs_one_step_and_one_halving(device, bad):
     step("gradscale", trainer, [2.0] * 3)
     assert (scaler.last.applied, scaler.last.scale) == (True, 2.0**15)
     assert values(weight) == [[0.0, 1.0]] * 3
+
+
+@pytest.fixture
+def numpy_interface():
+    mx.npx.set_np()
+    yield
+    mx.npx.reset_np()
+
+
+@pytest.mark.parametrize("by_fp16_trainer", [False, True])
+def test_a_net_of_the_numpy_interface_trains_over_an_overflow(
+    numpy_interface, by_fp16_trainer
+):
+    net = mx.gluon.nn.Dense(1)
+    net.initialize(mx.init.One())
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    scaler = (FP16Trainer if by_fp16_trainer else amp.init_loss_scaling)(trainer)
+    outcomes, losses = [], []
+    for factor in (1.0, INF, 1.0, 1.0):
+        with mx.autograd.record():
+            loss = (net(mx.np.ones((4, 3)) * factor) ** 2).mean()
+            if not by_fp16_trainer:
+                with amp.scale_loss(loss, trainer) as scaled:
+                    scaled.backward()
+        if by_fp16_trainer:
+            scaler.backward(loss)
+            scaler.step(1, max_norm=1.0)
+        else:
+            trainer.step(1)
+        outcomes.append(scaler.last.applied)
+        losses.append(float(loss))
+    assert outcomes == [True, False, True, True]
+    assert losses[3] < losses[2] < losses[0]
 
 
 def test_a_bfloat16_net_trains_after_amp_init():

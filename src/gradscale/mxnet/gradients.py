@@ -99,10 +99,12 @@ def discard_(params: Iterable[Any]) -> None:
     Without this a parameter that the next batch does not use would fail that step too.
     """
     for param in params:
-        if param._grad is not None:
-            param.zero_grad()
-            for data in param.list_data():
-                data._fresh_grad = False
+        # Not `zero_grad` of the parameter: it fails on arrays of the numpy interface.
+        for grad in param._grad or []:
+            legacy = grad.as_nd_ndarray()
+            nd.zeros_like(legacy, out=legacy)
+        for data in param._data if param._grad else []:
+            data._fresh_grad = False
 
 
 def float16_names(params: Iterable[Any]) -> list[str]:

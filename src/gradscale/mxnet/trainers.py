@@ -73,15 +73,21 @@ def update_outside_kvstore(trainer: Any) -> None:
         ConfigError: The trainer updates its weights on the key-value store.
     """
     asked = trainer._kvstore_params["update_on_kvstore"]
-    if asked or trainer._update_on_kvstore:
+    if asked:
         raise _kvstore_error(f"update_on_kvstore={asked} was passed to the Trainer")
+    if trainer._update_on_kvstore:
+        raise _kvstore_error(
+            "The Trainer has been used without loss scaling, by a step or by "
+            "load_states()"
+        )
     if trainer._contains_sparse_weight:
         raise _kvstore_error("The Trainer has sparse weights")
     kvstore = trainer._kvstore_params["kvstore"]
-    if "async" in (
-        kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
-    ):
+    kind = kvstore if isinstance(kvstore, str) else getattr(kvstore, "type", "")
+    if "async" in kind:
         raise _kvstore_error("The Trainer has an asynchronous key-value store")
+    if "dist" in kind and trainer._contains_sparse_grad:
+        raise _kvstore_error("The Trainer has sparse gradients on several machines")
     # None lets MXNet choose, and with several devices it chooses the store.
     trainer._kvstore_params["update_on_kvstore"] = False
 
@@ -91,6 +97,7 @@ def _kvstore_error(cause: str) -> ConfigError:
         f"{cause}, so the key-value store updates the weights. It does so while it "
         "sums the gradients, before they can be checked: an infinite gradient would "
         "reach the weights. Pass update_on_kvstore=False to mxnet.gluon.Trainer, with "
-        "dense weights and a synchronous store.",
+        "dense weights and a synchronous store; gradients on several machines must be "
+        "dense too.",
         code="GS131",
     )

@@ -4,6 +4,8 @@ import copy
 import inspect
 import pickle
 from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +24,14 @@ class Output(dict):
         super().__init__(items)
 
 
+@dataclass(frozen=True)
+class Record:
+    """A dataclass, as many models return."""
+
+    x: Any
+    n: int = 3
+
+
 @pytest.mark.parametrize(
     "nest",
     [
@@ -31,6 +41,8 @@ class Output(dict):
         Pair(torch.ones(1), None),
         {"x": [torch.ones(1)]},
         Output(x=torch.ones(1)),
+        Record(torch.ones(1)),
+        [Record],
     ],
 )
 def test_a_nest_keeps_its_type_and_its_tensors_are_cast(nest):
@@ -45,9 +57,11 @@ def test_a_nest_keeps_its_type_and_its_tensors_are_cast(nest):
             list(map(visit, value.values()))
         elif isinstance(value, (list, tuple)):
             list(map(visit, value))
+        elif isinstance(value, Record):
+            visit(value.x)
 
     visit(made)
-    assert found == [F16]
+    assert found == ([] if nest == [Record] else [F16])
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
@@ -203,3 +217,21 @@ def test_a_replica_of_an_island_inside_other_casts_uses_its_own_weights():
     assert result.item() == 1.0
     layer.forward.remove()
     assert layer(torch.ones(1, 2)).dtype is F32
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_torchs_encoder_is_evaluated_with_its_norms_in_float32(padded):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    model, _, _ = initialize(torch.nn.TransformerEncoder(layer, 2), None, "O2")
+    batch, padding = torch.ones(2, 3, 8), torch.zeros(2, 3, dtype=torch.bool)
+    padding[1, 2] = padded
+    seen = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.LayerNorm):
+            forward = module.forward
+            module.forward = lambda x, call=forward: seen.append(x.dtype) or call(x)
+    model.eval()
+    with torch.no_grad():
+        out = model(batch, src_key_padding_mask=padding)
+    assert out.dtype is F32
+    assert len(seen) == 4

@@ -189,6 +189,28 @@ def test_a_name_of_no_module_is_refused():
         made("O2", keep_fp32=("haed",))
 
 
+def test_a_module_among_the_names_is_refused():
+    model = Net()
+    with pytest.raises(ConfigError, match=r"has a Linear in it, which names no module"):
+        initialize(model, None, "O2", keep_fp32=[model.head])
+    with pytest.raises(ConfigError, match=r"keep_fp32 has a int in it"):
+        initialize(model, None, "O1", keep_fp32=5)
+    assert model.first.weight.dtype is F32
+
+
+def test_a_module_is_kept_in_float32_under_autocast():
+    model, _, _ = made("O1", keep_fp32="first")
+    model(torch.ones(2, 3))
+    assert model.seen["hidden"] is F32
+
+
+@pytest.mark.parametrize("setting", ["cast_model", "autocast", "outputs"])
+@pytest.mark.parametrize("value", ["half", torch.int8])
+def test_a_setting_that_is_no_floating_dtype_is_refused(setting, value):
+    with pytest.raises(ConfigError, match=rf"{setting}=.* is no floating dtype"):
+        made("O2", **{setting: value})
+
+
 def test_a_weight_shared_with_a_kept_module_is_refused():
     model = torch.nn.ModuleDict(
         {"a": torch.nn.Linear(2, 2), "b": torch.nn.Linear(2, 2)}
@@ -206,6 +228,67 @@ def test_half_weights_under_autocast_are_refused():
 def test_a_half_model_becomes_float32_at_o0():
     model, _, _ = initialize(Net().half(), None, "O0")
     assert {t.dtype for t in (*model.parameters(), model.shift)} == {F32}
+
+
+@pytest.fixture
+def one_rank():
+    """A process group of this process alone."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def by_ddp(model):
+    return torch.nn.parallel.DistributedDataParallel(model)
+
+
+def by_fsdp(model):
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    return torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name"), [(by_ddp, "DistributedDataParallel"), (by_fsdp, "FSDPModule")]
+)
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_a_model_that_is_distributed_is_not_cast(one_rank, wrap, name, level):
+    model = wrap(Net())
+    with pytest.raises(ConfigError, match=rf"a model with {name}\..*Call initialize"):
+        initialize(model, None, level)
+    assert {param.dtype for param in model.parameters()} == {F32}
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_a_level_without_casts_takes_a_model_wrapped_by_ddp(one_rank, level):
+    model = by_ddp(Net())
+    opt = OPTIMIZERS["torch"](model.parameters())
+    losses = train(*initialize(model, opt, level), range(8))
+    finite = [loss for loss in losses if loss < float("inf")]
+    assert finite[-1] < finite[0]
+
+
+@levels
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_lazy_model_trains(level, optimizer):
+    model = torch.nn.Sequential(
+        torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d(), torch.nn.LazyLinear(1)
+    )
+    opt = OPTIMIZERS[optimizer](model.parameters())
+    model, opt, scaler = initialize(
+        model, opt, level, policy=StaticScale(scale=8.0), scaler={"allow_fp16": True}
+    )
+    torch.manual_seed(0)
+    batch, losses = torch.randn(8, 3), []
+    for _ in range(5):
+        opt.zero_grad()
+        loss = (model(batch) - 2.0).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(opt)
+        scaler.update()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert scaler.skipped_steps == 0
 
 
 def test_a_model_is_initialized_once():
@@ -249,6 +332,21 @@ def test_at_o3_another_optimizer_stays_in_float16():
     assert type(opt) is torch.optim.AdamW
     train(model, opt, scaler, [0, 1])
     assert {opt.state[p]["exp_avg"].dtype for p in model.parameters()} == {F16}
+
+
+@pytest.mark.parametrize("kind", ["Adagrad", "AdamW"])
+def test_at_o3_a_state_from_before_becomes_float16(kind):
+    # Adagrad makes its state when it is made, AdamW in its first step.
+    model = Net()
+    opt = getattr(torch.optim, kind)(model.parameters(), lr=1e-2, eps=1e-4)
+    model(torch.ones(2, 3))["out"].sum().backward()
+    opt.step()
+    _, opt, scaler = initialize(model, opt, "O3", policy=StaticScale(scale=8.0))
+    train(model, opt, scaler, [0, 1])
+    for param in model.parameters():
+        assert {
+            value.dtype for name, value in opt.state[param].items() if name != "step"
+        } == {F16}
 
 
 def test_at_o3_an_eps_of_zero_is_refused_by_name():

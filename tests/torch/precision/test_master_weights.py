@@ -178,6 +178,87 @@ def test_parameters_of_all_dtypes_share_an_optimizer():
         assert param.item() == pytest.approx(exact, rel=2.0**-8)
 
 
+def cut_by_norm(params):
+    torch.nn.utils.clip_grad_norm_(params, 1.0)
+
+
+def cut_by_value(params):
+    torch.nn.utils.clip_grad_value_(params, 1.0)
+
+
+def replaced(params):
+    params[0].grad = params[0].grad / 2.0
+
+
+def removed(params):
+    params[0].grad = None
+
+
+@pytest.mark.parametrize("change", [cut_by_norm, cut_by_value, replaced, removed])
+def test_a_clip_of_the_models_gradients_after_unscale_is_refused(change):
+    params = halves()
+    optimizer = master_weights(torch.optim.SGD(params, lr=1.0))
+    scaler = scaled(params)
+    scaler.unscale_(optimizer)
+    before = [param.clone() for param in params]
+    change(params)
+    # In a second call too.
+    for _ in range(2):
+        with pytest.raises(
+            OrderError,
+            match=r"a clip of model\.parameters\(\) would change nothing\. Clip by "
+            r"scaler\.clip_grad_norm_\(optimizer, max_norm\), or .*GS102",
+        ):
+            scaler.step(optimizer)
+    assert all(map(torch.equal, before, params))
+    scaler.reset()
+    optimizer.zero_grad()
+    scaler.scale(params[1].float().sum()).backward()
+    scaler.step(optimizer)
+    assert params[1].item() == before[1].item() - 1.0
+
+
+class Keeping(torch.optim.Optimizer):
+    """Steps a list of its own, as wrappers of optimizers and some others do."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+        self.kept = list(self.param_groups[0]["params"])
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for param in self.kept:
+            param.sub_(param.grad)
+
+
+def test_an_optimizer_with_a_list_of_its_own_is_refused():
+    params = halves()
+    optimizer = master_weights(Keeping(params))
+    before = [param.clone() for param in params]
+    scaler = scaled(params)
+    with pytest.raises(
+        ConfigError, match=r"^Keeping has written to the parameters.*restored.*GS101"
+    ):
+        scaler.step(optimizer)
+    assert all(map(torch.equal, before, params))
+
+
+def test_masters_have_the_attributes_of_their_parameters():
+    class Rated(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for param in self.param_groups[0]["params"]:
+                param.sub_(param.grad, alpha=param.rate)
+
+    params = halves()
+    for param in params:
+        param.rate = 0.5
+    optimizer = master_weights(Rated(params, {}))
+    give(params)
+    optimizer.step()
+    assert params[1].item() == 0.25 - 0.5 * 0.25
+
+
 def test_frozen_parameters_have_no_master_until_they_are_trained():
     params = halves()
     params[1].requires_grad_(False)
@@ -449,6 +530,23 @@ def test_a_write_through_data_is_reported_once(make):
     for _ in range(8):
         params[1].data.zero_()
         optimizer.step()
+
+
+@both
+@pytest.mark.parametrize("every", [2, 10, 64])
+def test_a_write_through_data_in_every_few_steps_is_reported(make, every):
+    params = halves([(1.0,)])
+    optimizer = make(params)
+
+    def train():
+        for step in range(1, 1300):
+            give(params, 0.0)
+            optimizer.step()
+            if step % every == 0:
+                params[0].data.zero_()
+
+    with pytest.warns(UserWarning, match="GS124"):
+        train()
 
 
 @both

@@ -121,15 +121,17 @@ def test_fp32_trainable_keeps_an_optimizer_that_has_not_stepped():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_float16_is_reported_when_the_scaler_is_made():
+@pytest.mark.parametrize(
+    ("kind", "cures"),
+    [("AdamW", CURES.format(kind="AdamW")), ("Adafactor", "Use an optimizer of .*")],
+)
+def test_float16_is_reported_when_the_scaler_is_made(kind, cures):
     model = Lora().half()
-    optimizer = torch.optim.AdamW(trainable(model))
+    optimizer = getattr(torch.optim, kind)(trainable(model))
     with pytest.warns(
         GradscaleWarning,
-        match=r"^2 trainable parameters are float16 in AdamW: lora_a\.weight, "
-        r"lora_b\.weight, and it has no float32 masters\. .*"
-        + CURES.format(kind="AdamW")
-        + r" \[GS120\]$",
+        match=rf"^2 trainable parameters are float16 in {kind}: lora_a\.weight, "
+        r"lora_b\.weight, and it has no float32 masters\. .*" + cures + r" \[GS120\]$",
     ):
         GradScaler("cpu", model=model)
     with (
@@ -172,6 +174,23 @@ def test_allow_fp16_with_an_eps_of_zero_is_refused_by_name(kind):
     # In every further step too.
     with pytest.raises(ConfigError, match="GS125"):
         scaler.step(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "eps"), [("AdamW", 0), ("RMSprop", 0), ("Adafactor", (1e-30, 1e-3))]
+)
+def test_an_eps_of_zero_is_refused_in_any_form(kind, eps):
+    model = Lora().half()
+    optimizer = getattr(torch.optim, kind)(trainable(model), eps=eps)
+    with pytest.raises(ConfigError, match=rf"in {kind}: .*, with eps=.*GS125"):
+        train(model, optimizer, GradScaler("cpu", allow_fp16=True))
+
+
+def test_adafactor_with_its_own_eps_trains_in_float16():
+    model = Lora().half()
+    optimizer = torch.optim.Adafactor(trainable(model), lr=1.0)
+    losses = train(model, optimizer, GradScaler("cpu", 2.0**10, allow_fp16=True), 10)
+    assert losses[-1] < losses[0]
 
 
 def test_a_custom_optimizer_with_an_eps_of_zero_is_refused():

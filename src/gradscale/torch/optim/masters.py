@@ -15,8 +15,9 @@ from gradscale.torch.devices import can_touch_host
 from gradscale.torch.messages import warn_at_caller
 from gradscale.torch.names import names_of
 
-# Sampled steps are the second, fourth, eighth ... up to this one, then each multiple.
-SAMPLE_EVERY = 64
+# Sampled steps are the second, fourth, eighth ..., and each multiple of this prime:
+# some of them follow a write, also if the script writes in every n-th step only.
+SAMPLE_EVERY = 61
 MOST_NAMES = 5
 
 

@@ -115,7 +115,8 @@ def without_masters(optimizer: Any) -> list[Tensor]:
 
 def keeps_no_masters(optimizer: Any) -> bool:
     """Return whether the class is torch's: others may have masters of their own."""
-    return type(optimizer).__module__.startswith("torch.optim.")
+    # Adafactor and Muon claim to be of torch.optim itself.
+    return f"{type(optimizer).__module__}.".startswith("torch.optim.")
 
 
 def report(optimizer: Any, params: Sequence[Tensor], sources: Sequence[Any]) -> str:
@@ -146,17 +147,24 @@ def check_eps(optimizer: Any, params: Sequence[Tensor], sources: Sequence[Any]) 
     """
     ids = set(map(id, params))
     for group in optimizer.param_groups:
-        eps = group.get("eps")
-        if not isinstance(eps, float) or ids.isdisjoint(map(id, group["params"])):
+        if ids.isdisjoint(map(id, group["params"])):
             continue
-        if torch.tensor(eps, dtype=torch.float16).item() == 0.0:
-            raise ConfigError(
-                f"{_listed(optimizer, params, sources)}, with eps={eps:g}, which is 0 "
-                "in float16. Where a gradient is 0 or its square underflows, the step "
-                "divides by 0 and the weights become NaN. "
-                f"{float16_remedy(optimizer)} To stay in float16, pass eps=1e-4.",
-                code="GS125",
-            )
+        eps = group.get("eps")
+        # Adafactor of torch has two. That of transformers computes in float32.
+        several = isinstance(eps, tuple) and keeps_no_masters(optimizer)
+        for value in eps if several else (eps,):
+            if isinstance(value, (int, float)) and _is_0_in_float16(value):
+                raise ConfigError(
+                    f"{_listed(optimizer, params, sources)}, with eps={value:g}, which "
+                    "is 0 in float16. Where a gradient is 0 or its square underflows, "
+                    "the step divides by 0 and the weights become NaN. "
+                    f"{float16_remedy(optimizer)} To stay in float16, pass eps=1e-4.",
+                    code="GS125",
+                )
+
+
+def _is_0_in_float16(value: float) -> bool:
+    return torch.tensor(value, dtype=torch.float16).item() == 0.0
 
 
 def optimizers_of(

@@ -11,7 +11,13 @@ from gradscale.core.policies import DynamicScale, NoScale
 from gradscale.errors import ConfigError, check_choice
 from gradscale.torch.optim.base import FusedOptimizer
 from gradscale.torch.optim.state import MASTER, needs_master
-from gradscale.torch.precision.casting import CastForward, Kept, cast_model_
+from gradscale.torch.precision.casting import (
+    CastForward,
+    Kept,
+    cast_model_,
+    fp32_island,
+    kept_modules,
+)
 from gradscale.torch.precision.master_weights import MasterWeights, master_weights
 
 NORMS: tuple[Kept, ...] = (
@@ -30,8 +36,8 @@ class Level:
         cast_model: The dtype of the weights, and of the inputs of the forward pass;
             None to leave them.
         autocast: The dtype of `torch.autocast` around the forward pass; None for none.
-        keep_fp32: Modules that stay in f32 when the weights are cast: types, and
-            patterns for their names.
+        keep_fp32: Modules that stay in f32, as islands: types, and patterns for their
+            names.
         masters: The optimizers keep f32 masters of half-precision parameters.
         outputs: The dtype of the results of the forward pass; None to leave them.
         policy: The policy of the scale.
@@ -79,9 +85,22 @@ def level_of(name: str, dtype: torch.dtype, changes: dict[str, Any]) -> Level:
             f"have no effect. Pass one of {', '.join(known)}.",
             code="GS101",
         )
-    if isinstance(changes.get("keep_fp32"), (str, type)):
-        changes = {**changes, "keep_fp32": (changes["keep_fp32"],)}
+    kept = changes.get("keep_fp32", ())
+    if not isinstance(kept, (tuple, list, set, frozenset)):
+        changes = {**changes, "keep_fp32": (kept,)}
+    for setting in ("cast_model", "autocast", "outputs"):
+        value = changes.get(setting)
+        if value is not None and not _is_float(value):
+            raise ConfigError(
+                f"{setting}={value!r} is no floating dtype. Nothing could be cast to "
+                "it. Pass a dtype such as torch.float32, or None for no cast.",
+                code="GS101",
+            )
     return replace(levels[name], **changes)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.dtype) and value.is_floating_point
 
 
 def cast_to_level_(model: torch.nn.Module, level: Level) -> dict[Tensor, Tensor]:
@@ -100,6 +119,9 @@ def cast_to_level_(model: torch.nn.Module, level: Level) -> dict[Tensor, Tensor]
     before: dict[Tensor, Tensor] = {}
     if level.cast_model is not None:
         before = cast_model_(model, level.cast_model, level.keep_fp32)
+    else:
+        for _, module in list(kept_modules(model, level.keep_fp32)):
+            fp32_island(module)
     _check_half_under_autocast(model, level)
     CastForward(
         model, inputs=level.cast_model, autocast=level.autocast, outputs=level.outputs
@@ -118,6 +140,9 @@ def optimizer_at_level(
         before: The unrounded values of rounded parameters, which become masters.
     """
     if not level.masters:
+        if level.cast_model is not None and optimizer.state:
+            # Torch casts a state in the dtype of its parameter as it does at a resume.
+            optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
     optimizer = master_weights(optimizer)
     params = [param for group in optimizer.param_groups for param in group["params"]]

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from gradscale.errors import ConfigError, OrderError, StateError
-from gradscale.torch import messages
+from gradscale.torch import messages, tensor_list
 from gradscale.torch.device_state.async_copy import AsyncFlag
 from gradscale.torch.devices import to_device
 from gradscale.torch.grads.unscale import multiply_
@@ -23,7 +24,6 @@ from gradscale.torch.optim.state import MASTER, WIDE, needs_master
 from gradscale.torch.step.amp_protocol import amp_attributes, prepare_momentum
 from gradscale.torch.step.dispatch import unscales_itself
 from gradscale.torch.step.optimizer_step import Mark, is_marked, mark_of
-from gradscale.torch.tensor_list import same
 
 
 class MasterWeights(torch.optim.Optimizer):
@@ -135,6 +135,7 @@ class MasterWeights(torch.optim.Optimizer):
         self._update_masters()
         if closure is not None:
             return self._step_with(closure)
+        versions = tensor_list.versions(list(self._master_of))
         grad_scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
         skips_itself = found_inf is not None and unscales_itself(self.inner)
@@ -155,7 +156,7 @@ class MasterWeights(torch.optim.Optimizer):
                 else:
                     with amp_attributes(self.inner, None, found_inf):  # type: ignore[arg-type]
                         returned = self.inner.step()
-            self._write_params()
+            self._write_params_after(versions)
         finally:
             self._take_grads(before)
         return returned
@@ -217,11 +218,11 @@ class MasterWeights(torch.optim.Optimizer):
         read, self._read = self._read, None
         if scale is None:
             same_grads = read is not None and len(read) == len(halves)
-            if read is not None and (
-                is_lent
-                or (same_grads and all(map(is_marked, [g for _, g in halves], read)))
-            ):
+            if same_grads and all(map(is_marked, [g for _, g in halves], read or ())):
                 return []
+            if read is not None and is_lent:
+                self._read = read
+                raise _changed_after_unscale()
             pairs = halves
         wide = _wide([grad for _, grad in pairs])
         if scale is not None:
@@ -252,6 +253,20 @@ class MasterWeights(torch.optim.Optimizer):
             check_grad(self, param, grad)
         return pairs
 
+    def _write_params_after(self, versions: tensor_list.Numbers) -> None:
+        """Round the masters into the parameters after a step of the inner optimizer.
+
+        Args:
+            versions: Of the parameters with masters, before the step.
+
+        Raises:
+            ConfigError: The step has written to them. They are restored.
+        """
+        written = tensor_list.versions(list(self._master_of)) != versions
+        self._write_params()
+        if written:
+            raise _wrote_params(type(self.inner).__name__)
+
     def _write_params(self) -> None:
         """Round the masters into the parameters."""
         kept = self._kept
@@ -271,7 +286,7 @@ class MasterWeights(torch.optim.Optimizer):
         if (
             kept is None
             or kept.params is not kept.owners
-            or not same(kept.owners, owners)
+            or not tensor_list.same(kept.owners, owners)
         ):
             writes = {} if kept is None else kept.last_writes()
             params = owners if all(map(is_plain, owners)) else list(map(plain, owners))
@@ -290,7 +305,12 @@ class MasterWeights(torch.optim.Optimizer):
             trained = param.requires_grad or param.grad is not None
             if param in self._master_of or not trained or not needs_master(param):
                 continue
+            if is_lazy(param):
+                # Without a shape until the first forward pass.
+                continue
             master = torch.nn.Parameter(param.detach().to(WIDE[param.dtype]))
+            # Marks that some optimizers look for.
+            master.__dict__.update(param.__dict__)
             self._master_of[param] = master
             if param in self.inner.state:
                 held = self.inner.state.pop(param)
@@ -498,6 +518,28 @@ def _used_directly(kind: str) -> OrderError:
         "belongs to the float32 masters, and the parameters would be stepped without "
         "them. Step, save and load the optimizer that master_weights() returned.",
         code="GS102",
+    )
+
+
+def _changed_after_unscale() -> OrderError:
+    return OrderError(
+        "The gradients of the model were changed after unscale_(), which had divided "
+        "copies of them for the float32 masters. The step uses those copies, so a clip "
+        "of model.parameters() would change nothing. Clip by "
+        "scaler.clip_grad_norm_(optimizer, max_norm), or pass "
+        "gradscale.torch.master_params(optimizer) to torch's function.",
+        code="GS102",
+    )
+
+
+def _wrote_params(kind: str) -> ConfigError:
+    return ConfigError(
+        f"{kind} has written to the parameters in its step, and not to their float32 "
+        "masters. It, or a hook of it, keeps a list of parameters beside its "
+        "param_groups, whose gradients are not unscaled. The parameters were restored. "
+        "Wrap the optimizer that holds them in its param_groups, or let the step read "
+        "self.param_groups.",
+        code="GS101",
     )
 
 
