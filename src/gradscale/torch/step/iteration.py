@@ -170,8 +170,8 @@ class Iteration:
         self.carried.pop(key, None)
 
     def forget_cleared(self) -> None:
-        """Forget unscaled steps whose gradients were all set to None since."""
-        for step in self.unscaled():
+        """Forget unscaled or clipped steps whose gradients were all set to None."""
+        for step in self.unscaled() + self.clipped():
             had_some = step.snapshot is not None and step.snapshot.present
             if had_some and all(param.grad is None for param in step.owned_params()):
                 self.forget_one(id(step.optimizer))
@@ -276,19 +276,22 @@ class Iteration:
         """Return the steps whose gradients are unscaled and not yet used."""
         return [s for s in self.steps.values() if self.stage(s) is OptState.UNSCALED]
 
-    def closed_params(self) -> list[Tensor]:
-        """Return the parameters to whose gradients no backward should add."""
-        clipped = [
+    def clipped(self) -> list[OptimizerStep]:
+        """Return the steps with a clip that is applied once they are unscaled."""
+        return [
             step
             for step in self.steps.values()
             if self.stage(step) is OptState.READY and step.clip is not None
         ]
+
+    def closed_params(self) -> list[Tensor]:
+        """Return the parameters to whose gradients no backward should add."""
         carried = [
             one.step
             for one in self.carried.values()
             if one.is_closed() and one.step.holds()
         ]
-        return params_of(self.unscaled() + clipped + carried)
+        return params_of(self.unscaled() + self.clipped() + carried)
 
     def bring_to(self, scale: Tensor) -> None:
         """Rescale pending gradients to the scale of a new loss.

@@ -208,6 +208,9 @@ class OptimizerStep:
         self.snapshot = self._snapshot_of_grads(allow_fp16)
         self.accepts_fp16 = allow_fp16
         self.stats = self.decision = None
+        if last is not None and self.channel is None and not self.snapshot.present:
+            # The gradients were set to None: those to come have another scale.
+            self.scale = self.clip = None
         if self.snapshot.wrapped is not None:
             self.wrapper_versions = list(map(_VERSION, self.snapshot.wrapped))
 
@@ -297,6 +300,11 @@ class OptimizerStep:
         known = self._known_norm(norm_type)
         if known is not None:
             return known
+        if self.channel is None and not any(
+            param.grad is not None for param in self.params()
+        ):
+            # The snapshot shows that there were gradients when they were unscaled.
+            return None
         made = self.decision
         self.collect(allow_fp16)
         self.read(one, norm_type=norm_type)
