@@ -308,7 +308,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._loss_scales.in_block:
             raise messages.inside_loss_block("scale")
         if iteration.first and can_touch_host() and is_scaled(output):
-            raise messages.scaled_twice()
+            self._warn.scaled_twice(self._guard == "raise")
         iteration.noted = not torch._C._are_functorch_transforms_active()
         if iteration.noted:
             first = iteration.losses == 0
@@ -366,7 +366,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._loss_scales.in_block:
             raise messages.inside_loss_block("loss")
         if self._iteration.first and is_scaled(loss):
-            raise messages.scaled_twice()
+            self._warn.scaled_twice(self._guard == "raise")
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(loss.device)
         (common, state), iteration = self._required("loss"), self._iteration
@@ -433,7 +433,8 @@ class GradScaler(torch.amp.GradScaler):
         # The leaves of FSDP are not the parameters that get the gradients.
         groups = [g for each in self._entries.others(()) for g in each.param_groups]
         known = [param for group in groups for param in group["params"]]
-        return leaves + known + list(self._model.parameters() if self._model else ())
+        own = () if self._model is None else self._model.parameters()
+        return leaves + known + list(own)
 
     def loss_scale(self, id: LossId = MAIN) -> float:
         """Return the scale of one of several losses; 1.0 if disabled. Syncs.

@@ -21,7 +21,7 @@ from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
 from gradscale.torch.locate.autograd_graph import leaf_behind, nodes_of
 from gradscale.torch.monitor.model_lookup import ModelLookup, instances_of
 from gradscale.torch.monitor.step_hook import step_hook
-from gradscale.torch.names import names_of
+from gradscale.torch.names import names_of, yielded_by
 from gradscale.torch.step.dispatch import StepMode
 from gradscale.torch.step.foreign_grads import ForeignGrads, has_other_hooks
 from gradscale.torch.step.iteration import Iteration
@@ -113,9 +113,8 @@ class LoopCheck:
         self._iteration: Iteration | None = None
         # The thread of the last scaled loss, and that of each optimizer's last step.
         self._thread = threading.get_ident()
-        self._optimizers: weakref.WeakKeyDictionary[Optimizer, int] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By id: an optimizer may define `__eq__`, and then has no hash.
+        self._threads: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         # By parameter id: gradients after the last scaled backward, and after the step.
         self._after_backward: dict[int, _Mark] = {}
         self._after_step: dict[int, _Mark] = {}
@@ -162,17 +161,18 @@ class LoopCheck:
 
     def has_stepped(self, optimizer: Any) -> bool:
         """Return whether an optimizer has taken a step since the scaler was made."""
-        return any(ref() is optimizer for ref in self._optimizers.keyrefs())
+        stepped = self._threads.get(id(optimizer))
+        return stepped is not None and stepped[0]() is optimizer
 
     def _params_of_thread(self) -> list[Tensor]:
         """Return the parameters of all optimizers that the scaler's thread steps."""
-        # Not items(): other threads add optimizers concurrently.
-        optimizers = [ref() for ref in self._optimizers.keyrefs()]
+        # A list: other threads add optimizers concurrently.
+        threads = list(self._threads.values())
         return [
             param
-            for each in optimizers
-            if each is not None and self._optimizers.get(each) == self._thread
-            for param in _params_of(each)
+            for ref, thread in threads
+            if thread == self._thread and (optimizer := ref()) is not None
+            for param in _params_of(optimizer)
         ]
 
     def watch_casts(self) -> None:
@@ -281,7 +281,10 @@ class LoopCheck:
 
     def before_step(self, optimizer: Optimizer, *, scaled: bool) -> None:
         """Count a step that was not requested from the scaler. Called in any thread."""
-        thread = self._optimizers[optimizer] = threading.get_ident()
+        key, thread = id(optimizer), threading.get_ident()
+        if not self.has_stepped(optimizer):
+            weakref.finalize(optimizer, self._threads.pop, key, None).atexit = False
+        self._threads[key] = weakref.ref(optimizer), thread
         if thread != self._thread or scaled or not self.due:
             return
         states = {} if self._iteration is None else self._iteration.states
@@ -421,13 +424,18 @@ class LoopCheck:
             return
         live = [
             (name, param)
-            for name, param in named_params(model)
+            for name, param in yielded_by(partial(named_params, model))
             if param.requires_grad and param.grad is not None
         ]
         if len(live) == self._live:
             return
         self._live = len(live)
-        held = {id(param) for each in live_optimizers() for param in _params_of(each)}
+        held = {
+            id(param)
+            for each in live_optimizers()
+            # One that wraps another may have no groups.
+            for param in yielded_by(partial(_params_of, each))
+        }
         missing = [name for name, param in live if id(param) not in held]
         if missing:
             data = {"observed": "missing", "names": missing[:MOST_NAMES]}
