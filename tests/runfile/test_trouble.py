@@ -152,7 +152,7 @@ def test_a_thread_that_cannot_be_started_stops_the_record(tmp_path, monkeypatch)
     writer = RunWriter(tmp_path / "run.gs")
     with pytest.warns(GradscaleWarning, match="can't start new thread") as caught:
         fill(writer, steps=3)
-        writer.close()
+    writer.close()
     assert [warning.message.code for warning in caught] == ["GS308"]
 
 

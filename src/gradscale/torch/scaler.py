@@ -505,7 +505,7 @@ class GradScaler(torch.amp.GradScaler):
         if (
             before
             and before.used_mark
-            and before.used_mark[0]() is not None
+            and before.used_mark.tensor() is not None
             and before.has_used_grads()
             # A captured graph writes new gradients into the same memory.
             and can_touch_host()
@@ -818,7 +818,9 @@ class GradScaler(torch.amp.GradScaler):
             return None
         if step.mode is StepMode.FLAG:
             return self._maybe_opt_step(optimizer, state, *args, **kwargs)
-        scale, device_state = self._required("step")
+        scale, device_state = self._scale, self._state
+        assert scale is not None
+        assert device_state is not None
         skip = found_inf = skip_of(flags, step, scale.device)
         if prepare_momentum(optimizer) and skip.item():
             self._skip(optimizer)

@@ -465,3 +465,19 @@ def test_a_clip_of_cleared_gradients_does_not_clip_later_ones(make):
     backward(scaler, b, 0.5)
     scaler.step(second)
     assert b.tolist() == _alone(make, gradient=0.5)
+
+
+@pytest.mark.parametrize("value", [1.0, torch.inf])
+def test_an_update_after_abandoned_gradients_moves_the_scale_as_torch_does(value):
+    def scale_after(kind):
+        scaler = kind("cpu", init_scale=4.0, growth_interval=1)
+        param = parameter(2)
+        optimizer = SGD([param], lr=1.0)
+        backward(scaler, param, value)
+        scaler.unscale_(optimizer)
+        optimizer.zero_grad()
+        backward(scaler, param, 1.0)
+        scaler.update()
+        return scaler.get_scale()
+
+    assert scale_after(GradScaler) == scale_after(torch.amp.GradScaler)

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from gradscale.torch.step.dispatch import StepMode
 from gradscale.torch.step.foreign_grads import ForeignGrads, has_other_hooks
 from gradscale.torch.step.iteration import Iteration
 from gradscale.torch.step.optimizer_step import OptimizerStep
+from gradscale.torch.tensor_list import Mark, mark_of
 
 # Each update that follows one of these is sampled: early ones, then two at a distance
 # that is no usual window of micro-batches. Later every EVERY-th is sampled.
@@ -50,29 +51,6 @@ MOST_NAMES = 20
 _HALF = (torch.float16, torch.bfloat16)
 # The modes in which float16 parameters have f32 masters.
 _WITH_MASTERS = (StepMode.OWN, StepMode.MASTERS)
-
-
-class _Mark(NamedTuple):
-    """A gradient and its version."""
-
-    grad: weakref.ref[Tensor]
-    version: int
-
-    def holds(self, grad: Tensor | None) -> bool:
-        """Whether a gradient is this one, and was not written to."""
-        return (
-            grad is not None and self.grad() is grad and grad._version == self.version
-        )
-
-    def follows(self, earlier: "_Mark") -> bool:
-        """Whether a backward pass has added to an earlier gradient, in place."""
-        same = self.grad() is earlier.grad()
-        return same and self.version == earlier.version + 1
-
-    def is_there(self) -> bool:
-        """Whether the gradient exists and was not written to."""
-        grad = self.grad()
-        return grad is not None and grad._version == self.version
 
 
 class LoopCheck:
@@ -116,12 +94,12 @@ class LoopCheck:
         # By id: an optimizer may define `__eq__`, and then has no hash.
         self._threads: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         # By parameter id: gradients after the last scaled backward, and after the step.
-        self._after_backward: dict[int, _Mark] = {}
-        self._after_step: dict[int, _Mark] = {}
+        self._after_backward: dict[int, Mark] = {}
+        self._after_step: dict[int, Mark] = {}
         # How many scaled backward passes have added to each of them since then.
         self._added: dict[int, int] = {}
         # Gradients of a backward pass that no step has used.
-        self._unused: list[_Mark] = []
+        self._unused: list[Mark] = []
         self._scaled = 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared: set[int] = set()
@@ -133,7 +111,7 @@ class LoopCheck:
         self._gradients = 0
         self._uncleared_names: list[str] = []
         # Gradients of the previous sampled update.
-        self._looked: dict[int, _Mark] = {}
+        self._looked: dict[int, Mark] = {}
         # The norm at the end of the last scaled backward, by optimizer.
         self._raw: dict[int, Tensor] = {}
         # Each with the number of the sample that started it.
@@ -210,7 +188,7 @@ class LoopCheck:
                 lambda: after(marks)
             )
 
-        def after(before: dict[int, _Mark]) -> None:
+        def after(before: dict[int, Mark]) -> None:
             self.foreign.in_scaled_backward = False
             # Includes optimizers that the scaler does not step.
             others = self._params_of_thread()
@@ -450,13 +428,13 @@ class LoopCheck:
     def _is_renewed(self, param: Tensor) -> bool:
         """Whether a gradient was replaced since the previous sampled update."""
         mark = self._looked.get(id(param))
-        return mark is not None and mark.grad() is not param.grad
+        return mark is not None and not mark.is_of(param.grad)
 
     def _is_left(self, param: Tensor) -> bool:
         """Whether backward only accumulated into the gradient of the previous step."""
         mark, added = self._after_step.get(id(param)), self._added.get(id(param), 0)
         grad = param.grad
-        if mark is None or grad is None or mark.grad() is not grad:
+        if mark is None or grad is None or not mark.is_of(grad):
             return False
         return added > 0 and grad._version == mark.version + added
 
@@ -556,9 +534,9 @@ def live_optimizers() -> list[Optimizer]:
     return instances_of(Optimizer)
 
 
-def _marks(params: Iterable[Tensor]) -> dict[int, _Mark]:
+def _marks(params: Iterable[Tensor]) -> dict[int, Mark]:
     return {
-        id(param): _Mark(weakref.ref(param.grad), param.grad._version)
+        id(param): mark_of(param.grad)
         for param in params
         # Inference tensors have no version.
         if param.grad is not None and not param.grad.is_inference()

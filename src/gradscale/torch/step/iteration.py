@@ -21,12 +21,8 @@ from gradscale.torch.grads.unscale import multiply_
 from gradscale.torch.step.dispatch import mode_of
 from gradscale.torch.step.entries import OptimizerEntries
 from gradscale.torch.step.first_backwards import FirstBackwards
-from gradscale.torch.step.optimizer_step import (
-    Mark,
-    OptimizerStep,
-    is_marked,
-    mark_of,
-)
+from gradscale.torch.step.optimizer_step import OptimizerStep
+from gradscale.torch.tensor_list import Mark, mark_of
 
 
 def fresh_state() -> dict[str, Any]:
@@ -174,7 +170,10 @@ class Iteration:
         for step in self.unscaled() + self.clipped():
             had_some = step.snapshot is not None and step.snapshot.present
             if had_some and all(param.grad is None for param in step.owned_params()):
-                self.forget_one(id(step.optimizer))
+                key = id(step.optimizer)
+                self.steps.pop(key)
+                # The flags stay: an update without a step moves the scale by them.
+                self.states[key]["stage"] = OptState.READY
 
     def stage(self, step: OptimizerStep) -> OptState:
         """Return the stage of the step, as torch names it."""
@@ -319,7 +318,7 @@ class Iteration:
         for key, stray in list(self.strays.items()):
             leaf = self.leaves[key]() if key in self.leaves else None
             grad = None if leaf is None else leaf.grad
-            if leaf is not None and grad is not None and is_marked(grad, stray.mark):
+            if leaf is not None and grad is not None and stray.mark.holds(grad):
                 rescale_([leaf], scale / stray.scale)
                 del self.strays[key]
 
@@ -378,7 +377,7 @@ class Iteration:
         self.first_backwards.close()
         for key, leaf in there.items():
             grad, stray = None if leaf is None else leaf.grad, self.strays.get(key)
-            if grad is not None and (stray is None or stray.mark[0]() is not grad):
+            if grad is not None and (stray is None or not stray.mark.is_of(grad)):
                 self.strays[key] = Stray(mark_of(grad), scale)
 
     def adopt(self, step: OptimizerStep, scale: Tensor) -> list[Tensor]:
@@ -395,9 +394,9 @@ class Iteration:
         written = []
         for param in step.params():
             stray, grad = self.strays.pop(id(param), None), param.grad
-            if stray is None or grad is None or grad is not stray.mark[0]():
+            if stray is None or grad is None or not stray.mark.is_of(grad):
                 continue
-            if is_marked(grad, stray.mark):
+            if stray.mark.holds(grad):
                 rescale_([param], scale / stray.scale)
             # Syncs, once per parameter.
             elif bool(scale != stray.scale):
