@@ -221,6 +221,30 @@ def run_file(path, verdict, loss=1.0):
     return str(path)
 
 
+STOPS = """\
+import json, os
+from gradscale.runfile import RunWriter
+path = os.environ["GRADSCALE_RUN_FILE"]
+with RunWriter(path) as writer:
+    writer.step(1, 1.0, True, "GS000")
+with open(os.environ["GRADSCALE_RUN_NOTES"], "a") as notes:
+    print(json.dumps({"made": "GradScaler", "enabled": True}), file=notes)
+    print(json.dumps({"file": path}), file=notes)
+    print(json.dumps({"failed": "Recording has stopped: disk full."}), file=notes)
+"""
+
+
+def test_a_recording_that_stops_is_told_at_the_end(tmp_path):
+    done = started(
+        *("-m", "gradscale", "run", "-o", "run.gs", script(tmp_path, STOPS)),
+        folder=tmp_path,
+    )
+    assert done.stderr.splitlines() == [
+        "gradscale: Recording has stopped: disk full.",
+        "gradscale: 1 step recorded in run.gs. Next: gradscale report run.gs",
+    ]
+
+
 def test_the_closing_lines_have_the_first_line_of_doctors_first_finding(tmp_path):
     path = run_file(tmp_path / "run.gs", "GS203", loss=float("nan"))
     finding, line = closing_lines(Recorded([path], 1, 1, "")).splitlines()

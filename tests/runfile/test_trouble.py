@@ -144,6 +144,18 @@ def test_a_file_that_turns_read_only_stops_the_record(tmp_path, monkeypatch):
         writer.close()
 
 
+def test_a_thread_that_cannot_be_started_stops_the_record(tmp_path, monkeypatch):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(thread.threading.Thread, "start", refuse)
+    writer = RunWriter(tmp_path / "run.gs")
+    with pytest.warns(GradscaleWarning, match="can't start new thread") as caught:
+        fill(writer, steps=3)
+    writer.close()
+    assert [warning.message.code for warning in caught] == ["GS308"]
+
+
 def test_a_value_that_sqlite_cannot_keep_stops_the_record(tmp_path):
     writer = RunWriter(tmp_path / "run.gs")
     writer.step(1, 65536.0, True, "GS000")

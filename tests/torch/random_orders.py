@@ -1,5 +1,7 @@
 """Random orders of the scaler's calls, against the gradients that were asked for.
 
+And against torch's scaler: the same scales, and no refusal where torch has none.
+
 `python -m tests.torch.random_orders --first 0 --count 3000` runs many of them.
 """
 
@@ -30,15 +32,19 @@ REFUSALS = (RuntimeError, ValueError, AssertionError)
 class Side:
     """An optimizer with one parameter, and what its steps should do.
 
+    Args:
+        rnd: Chooses the optimizer.
+        kinds: To choose from.
+
     Attributes:
         raw: The sum of the gradients before scaling since they were cleared; None if
             there are none.
         used: A step has used them.
     """
 
-    def __init__(self, rnd: random.Random) -> None:
+    def __init__(self, rnd: random.Random, kinds: list[Callable[..., Any]]) -> None:
         self.param = parameter(2)
-        self.optimizer = rnd.choice(KINDS)([self.param], lr=1.0)
+        self.optimizer = rnd.choice(kinds)([self.param], lr=1.0)
         self.raw: float | None = None
         self.used = False
 
@@ -56,14 +62,18 @@ class Program:
         seed: Decides on everything.
     """
 
+    kinds = KINDS
+    refusals: tuple[type[Exception], ...] = REFUSALS
+
+    def _new_scaler(self) -> Any:
+        return GradScaler("cpu", init_scale=16.0, growth_interval=1, model=self._model)
+
     def __init__(self, seed: int) -> None:
         self._rnd = rnd = random.Random(seed)
-        self._sides = [Side(rnd), Side(rnd)]
+        self._sides = [Side(rnd, self.kinds), Side(rnd, self.kinds)]
         # Named: a search for the model takes longer than all the rest.
         self._model = torch.nn.ParameterList(one.param for one in self._sides)
-        self._scaler = GradScaler(
-            "cpu", init_scale=16.0, growth_interval=1, model=self._model
-        )
+        self._scaler = self._new_scaler()
         self.calls: list[str] = []
         self.told = False
 
@@ -89,7 +99,7 @@ class Program:
             warnings.simplefilter("always")
             try:
                 wrong = getattr(self, f"_{name.rstrip('_')}")(side)
-            except REFUSALS as error:
+            except self.refusals as error:
                 self.calls[-1] += " (refused)"
                 self.told = getattr(error, "code", "") in TOLD
                 wrong = ""
@@ -146,6 +156,55 @@ class Program:
         return ""
 
 
+class DropIn(Program):
+    """The same calls on torch's scaler, or on gradscale's in its place.
+
+    Args:
+        seed: Decides on everything.
+        make: The class of the scaler.
+    """
+
+    # All but gradscale's own.
+    kinds = KINDS[:-1]
+    # Torch's, for a fused optimizer without a gradient at `unscale_`.
+    refusals = (*REFUSALS, AttributeError)
+
+    def __init__(self, seed: int, make: Callable[..., Any]) -> None:
+        self._make = make
+        super().__init__(seed)
+
+    def _new_scaler(self) -> Any:
+        return self._make("cpu", init_scale=16.0, growth_interval=1)
+
+    def outcomes(self) -> list[float | str]:
+        """Return the scale after each call, or that the call was refused."""
+        self._backward_of(self._sides, 0.0)
+        seen: list[float | str] = []
+        for _ in range(self._rnd.randrange(6, 25)):
+            self._call()
+            refused = self.calls[-1].endswith("(refused)")
+            seen.append("refused" if refused else self._scaler.get_scale())
+        return seen
+
+    def _clip(self, side: Side) -> str:
+        torch.nn.utils.clip_grad_norm_([side.param], 2.0**30)
+        return ""
+
+
+def difference_from_torch(seed: int) -> str:
+    """Return the first call that is refused, or moves the scale, unlike in torch.
+
+    Once torch refuses a call that gradscale accepts, the two go apart.
+    """
+    ours = DropIn(seed, GradScaler)
+    torchs = DropIn(seed, torch.amp.GradScaler).outcomes()
+    for place, (theirs, own) in enumerate(zip(torchs, ours.outcomes(), strict=True)):
+        if theirs != own:
+            calls = ", ".join(ours.calls[: place + 1])
+            return "" if theirs == "refused" else f"{own}, not {theirs}: {calls}"
+    return ""
+
+
 def wrong_step(seed: int) -> str:
     """Return the wrong step of this program of which nothing was said, or nothing."""
     return Program(seed).run()
@@ -159,11 +218,15 @@ def main() -> int:
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(given.first, given.first + given.count)
-    found = [(seed, text) for seed in seeds if (text := wrong_step(seed))]
-    for seed, text in found:
-        print(f"seed {seed}: {text}")
-    print(f"{len(found)} of {given.count} orders go wrong silently")
-    return 1 if found else 0
+    found = dict.fromkeys((wrong_step, difference_from_torch), 0)
+    for seed in seeds:
+        for check in found:
+            if text := check(seed):
+                found[check] += 1
+                print(f"seed {seed}: {text}", flush=True)
+    wrong, different = found.values()
+    print(f"{wrong} of {given.count} orders go wrong silently, {different} differ")
+    return 1 if wrong or different else 0
 
 
 if __name__ == "__main__":

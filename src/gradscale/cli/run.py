@@ -118,12 +118,14 @@ class Recorded(NamedTuple):
         made: Number of scalers created.
         enabled: Number of those that are enabled.
         trouble: Why a scaler was not recorded; empty if all were.
+        failed: Why a run file is missing or incomplete; empty if none is.
     """
 
     files: list[str]
     made: int
     enabled: int
     trouble: str
+    failed: str = ""
 
 
 def closing_lines(recorded: Recorded) -> str:
@@ -146,9 +148,10 @@ gradscale.jax.Recorder.
             command = f"doctor {shlex.quote(sick)}"
             finding = runs[sick].finding
         further = f" (and {len(more)} more, one per process or thread)" if more else ""
+        failed = f"gradscale: {printable(recorded.failed)}\n" if recorded.failed else ""
         return (
-            f"{finding}gradscale: {runs[first].counts} recorded in {first}{further}. "
-            f"Next: gradscale {command}"
+            f"{failed}{finding}gradscale: {runs[first].counts} recorded in {first}"
+            f"{further}. Next: gradscale {command}"
         )
     if recorded.trouble:
         return f"gradscale: nothing was recorded: {recorded.trouble.rstrip('.')}."
@@ -306,12 +309,14 @@ def _read(notes: Path, here: Path) -> Recorded:
     def noted(key: str) -> Iterable[Any]:
         return (line[key] for line in lines if key in line)
 
-    trouble = [*noted("failed"), *(_not_loaded(line) for line in lines)]
+    failed = next(iter(noted("failed")), "")
+    trouble = [failed, *(_not_loaded(line) for line in lines)]
     return Recorded(
         files=[file.removeprefix(f"{here}{os.sep}") for file in noted("file")],
         made=len(list(noted("made"))),
         enabled=sum(noted("enabled")),
         trouble=next((why for why in trouble if why), ""),
+        failed=failed,
     )
 
 

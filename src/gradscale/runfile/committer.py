@@ -73,8 +73,11 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread; the record stops if the system allows no further one."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._stop(f"{type(error).__name__}: {error}")
 
     def wake(self) -> None:
         """Commit now."""
@@ -84,7 +87,8 @@ class Committer:
         """Commit the rest of the queue and end the thread; wait for it."""
         self._finishing = True
         self._wake.set()
-        if threading.current_thread() is not self._thread:
+        # Not if it could not be started.
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         if self._thread.is_alive():
             self._stop(f"the disk did not answer for {timeout:g} s")

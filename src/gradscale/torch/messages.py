@@ -185,6 +185,17 @@ class WarnOnce:
             raise OrderError(message, code=code)
         self._warn(how, message, code)
 
+    def scaled_twice(self, as_error: bool) -> None:
+        """Warn, or raise, that the loss is what `scale()` returned."""
+        message = (
+            "The loss was already scaled: it is what scale() returned. step() divides "
+            "the gradients by the scale once, so they will be too large by the factor "
+            "of the scale. Call scaler.scale(loss) once."
+        )
+        if as_error:
+            raise OrderError(message, code="GS102")
+        self._warn("twice", message, "GS102")
+
     def _warn(self, key: object, message: str, code: str) -> None:
         if key not in self._issued:
             self._issued.add(key)
@@ -438,16 +449,6 @@ def inside_loss_block(funcname: str) -> OrderError:
         "gradients of that loss are brought to the common scale when the block ends, "
         "so they cannot be used yet. Put only backward() into the block, and "
         f"{funcname}() after it.",
-        code="GS102",
-    )
-
-
-def scaled_twice() -> OrderError:
-    """Return the error for a loss that is scaled already."""
-    return OrderError(
-        "The loss was already scaled: it is what scale() returned. step() divides the "
-        "gradients by the scale once, so they would be too large by the factor of the "
-        "scale. Call scaler.scale(loss) once.",
         code="GS102",
     )
 

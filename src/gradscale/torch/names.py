@@ -1,11 +1,13 @@
 """Names of parameters, for errors and culprits."""
 
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+_T = TypeVar("_T")
 
 
 def names_of(params: Sequence[Tensor | str], sources: Iterable[Any] = ()) -> list[str]:
@@ -24,12 +26,25 @@ def names_of(params: Sequence[Tensor | str], sources: Iterable[Any] = ()) -> lis
         if isinstance(source, weakref.ref):
             source = source()
         if isinstance(source, torch.nn.Module):
-            for name, param in source.named_parameters():
+            for name, param in yielded_by(source.named_parameters):
                 known.setdefault(id(param), name)
         elif source is not None:
             _name_by_place(known, source.param_groups)
     pairs = zip(wanted, params, strict=True)
     return [known[key] if key in known else _described(p) for key, p in pairs]
+
+
+def yielded_by(method: Callable[[], Iterable[_T]]) -> list[_T]:
+    """Return what a method of a model or optimizer yields; nothing if it fails.
+
+    >>> yielded_by(torch.nn.Linear(1, 1).named_modules)
+    [('', Linear(in_features=1, out_features=1, bias=True))]
+    """
+    try:
+        return list(method())
+    except Exception:
+        # Their code may raise anything; a missing name must not end the run.
+        return []
 
 
 def apart(names: Iterable[str], taken: set[str]) -> list[str]:

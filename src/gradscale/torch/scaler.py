@@ -309,7 +309,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._loss_scales.in_block:
             raise messages.inside_loss_block("scale")
         if iteration.first and can_touch_host() and is_scaled(output):
-            raise messages.scaled_twice()
+            self._warn.scaled_twice(self._guard == "raise")
         iteration.noted = not torch._C._are_functorch_transforms_active()
         if iteration.noted:
             first = iteration.losses == 0
@@ -367,7 +367,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._loss_scales.in_block:
             raise messages.inside_loss_block("loss")
         if self._iteration.first and is_scaled(loss):
-            raise messages.scaled_twice()
+            self._warn.scaled_twice(self._guard == "raise")
         if self._scale is None:
             self._lazy_init_scale_growth_tracker(loss.device)
         (common, state), iteration = self._required("loss"), self._iteration
@@ -774,7 +774,9 @@ class GradScaler(torch.amp.GradScaler):
             return None
         if step.mode is StepMode.FLAG:
             return self._maybe_opt_step(optimizer, state, *args, **kwargs)
-        scale, device_state = self._required("step")
+        scale, device_state = self._scale, self._state
+        assert scale is not None
+        assert device_state is not None
         skip = found_inf = skip_of(flags, step, scale.device)
         if prepare_momentum(optimizer) and skip.item():
             self._skip(optimizer)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import attrgetter, is_
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -75,6 +76,65 @@ class GradSnapshot(NamedTuple):
             present=len(places),
             copies=None if self.copies is None else [self.copies[i] for i in places],
         )
+
+
+class Mark(NamedTuple):
+    """A gradient and its version; does not keep the gradient alive.
+
+    `Module.to` and `Module.cpu` swap the gradients of FSDP2, which torch refuses while
+    there is a weak reference to one: the mark of a DTensor refers to its local part.
+
+    Attributes:
+        tensor: The gradient, or its local part.
+        version: Of the gradient; -1 for an inference tensor, which has none.
+        tensor_version: Of `tensor`, likewise.
+    """
+
+    tensor: ref[Tensor]
+    version: int
+    tensor_version: int
+
+    def is_of(self, grad: Tensor | None) -> bool:
+        """Return whether a gradient is the marked one."""
+        return grad is not None and self.tensor() is _plain_part(grad)
+
+    def holds(self, grad: Tensor | None) -> bool:
+        """Return whether a gradient is the marked one, and was not written to."""
+        return self.is_of(grad) and grad is not None and _version(grad) == self.version
+
+    def follows(self, earlier: "Mark") -> bool:
+        """Return whether backward has added to the earlier gradient, in place."""
+        same = self.tensor() is earlier.tensor()
+        return same and self.version == earlier.version + 1
+
+    def equals(self, other: "Mark | None") -> bool:
+        """Return whether another mark is of the same gradient, at the same version."""
+        # Not ==: weak references compare what they refer to.
+        if other is None or self.tensor() is not other.tensor():
+            return False
+        return self.version == other.version
+
+    def is_there(self) -> bool:
+        """Return whether the gradient exists and was not written to."""
+        tensor = self.tensor()
+        return tensor is not None and _version(tensor) == self.tensor_version
+
+
+def mark_of(grad: Tensor) -> Mark:
+    """Return the mark of a gradient as it is now."""
+    version = -1 if grad.is_inference() else grad._version
+    if type(grad) is Tensor:
+        return Mark(ref(grad), version, version)
+    tensor = _plain_part(grad)
+    return Mark(ref(tensor), version, _version(tensor))
+
+
+def _plain_part(grad: Tensor) -> Tensor:
+    return getattr(grad, "_local_tensor", grad)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def numbers(values: Iterable[int]) -> Numbers:

@@ -439,3 +439,87 @@ def test_a_recording_that_stops_is_noted_and_not_raised(place):
         train(scaler, net(), steps=5)
     [trouble] = [line["failed"] for line in noted(place) if "failed" in line]
     assert "GS308" in trouble
+
+
+class _Unhashable(torch.optim.SGD):
+    def __eq__(self, other):
+        raise TypeError("not comparable")
+
+
+class _Wrapper(torch.optim.SGD):
+    """Wraps another optimizer, without groups of its own."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+
+class _Nameless(torch.nn.Linear):
+    def named_parameters(self, *args, **kwargs):
+        raise ValueError("no names")
+
+
+def _scaled_twice(scaler, model, optimizer):
+    take(scaler, scaler.scale(model(torch.ones(1, 2)).sum()), optimizer)
+
+
+def _disabled_in_between(scaler, model, optimizer):
+    train_once(scaler, model, optimizer)
+    scaler._enabled = False
+    train_once(scaler, model, optimizer)
+    scaler._enabled = True
+    train_once(scaler, model, optimizer)
+
+
+def _scale_loaded_as_a_tensor(scaler, model, optimizer):
+    state = scaler.state_dict()
+    scaler.load_state_dict({**state, "scale": torch.tensor(4.0)})
+    train_once(scaler, model, optimizer)
+
+
+def _beside_a_wrapper(scaler, model, optimizer):
+    wrapper = _Wrapper(optimizer)
+    train_once(scaler, model, wrapper.inner, steps=5)
+
+
+def _failing(scaler, model, optimizer):
+    for step in range(30):
+        optimizer.zero_grad()
+        factor = torch.nan if 3 < step < 20 else 1.0
+        take(scaler, model(torch.ones(1, 2)).sum() * factor, optimizer)
+
+
+def take(scaler, loss, optimizer):
+    """Take a step by a loss."""
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def train_once(scaler, model, optimizer, steps=1):
+    """Take finite steps of a model."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        take(scaler, model(torch.ones(1, 2)).sum(), optimizer)
+
+
+@pytest.mark.parametrize(
+    ("script", "model", "optimizer"),
+    [
+        (_scaled_twice, torch.nn.Linear, torch.optim.SGD),
+        (_disabled_in_between, torch.nn.Linear, torch.optim.SGD),
+        (_scale_loaded_as_a_tensor, torch.nn.Linear, torch.optim.SGD),
+        (_beside_a_wrapper, torch.nn.Linear, torch.optim.SGD),
+        (_failing, torch.nn.Linear, _Unhashable),
+        (_failing, _Nameless, torch.optim.SGD),
+    ],
+)
+def test_odd_loops_and_objects_end_as_under_torch(place, script, model, optimizer):
+    def work(kind):
+        torch.manual_seed(1)
+        net, scaler = model(2, 1), kind("cpu", init_scale=2.0**10)
+        params = [net.weight, net.bias]
+        script(scaler, net, optimizer(params, lr=0.1))
+        return [param.tolist() for param in params], scaler.get_scale()
+
+    theirs, ours = both(work)
+    assert ours == theirs

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import distributed
 
+from gradscale.torch import GradScaler
 from gradscale.torch.optim import Lion
 from tests.torch.optim.streams import KINDS, parameters, same, step_with, stream
 
@@ -70,3 +71,21 @@ def test_a_sharded_half_that_was_written_is_taken_over(shard):
     assert same(
         [optimizer.state[sharded]["master"].full_tensor()], [torch.full((4, 3), 5.0)]
     )
+
+
+@pytest.mark.parametrize("update", [1, 4])
+def test_a_sharded_model_with_gradients_can_be_moved(mesh, update):
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = GradScaler("cpu", model=model)
+    for _ in range(update):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(2, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    # Torch swaps the gradients, and refuses that while there are weak references.
+    model.double()
+    assert all(param.grad.dtype is torch.float64 for param in model.parameters())

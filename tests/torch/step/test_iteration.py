@@ -15,11 +15,11 @@ SGD = torch.optim.SGD
 optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
-def _alone(make, *, clip=None):
+def _alone(make, *, clip=None, gradient=1.0):
     """Return what one step at a scale of 4 leaves of a parameter."""
     scaler, param = GradScaler("cpu", init_scale=4.0), parameter(2)
     optimizer = make([param], lr=1.0)
-    backward(scaler, param, 1.0)
+    backward(scaler, param, gradient)
     if clip is not None:
         scaler.clip_grad_norm_(optimizer, clip)
     scaler.step(optimizer)
@@ -415,3 +415,69 @@ def test_an_optimizer_first_seen_with_new_gradients_is_not_reported():
     backward(scaler, b, 1.0)
     scaler.step(second)
     assert b.tolist() == [-1.0, -1.0]
+
+
+def _clip(scaler, optimizer):
+    scaler.clip_grad_norm_(optimizer, 2.0**20)
+
+
+def _cleared_after_clip(scaler, optimizer):
+    _clip(scaler, optimizer)
+    optimizer.zero_grad()
+    _clip(scaler, optimizer)
+
+
+def _cleared_after_unscale(scaler, optimizer):
+    scaler.unscale_(optimizer)
+    optimizer.zero_grad()
+    _clip(scaler, optimizer)
+
+
+def _unscaled_after_clear(scaler, optimizer):
+    _clip(scaler, optimizer)
+    optimizer.zero_grad()
+    scaler.unscale_(optimizer)
+
+
+@pytest.mark.parametrize("new_scale", [None, 64.0])
+@pytest.mark.parametrize(
+    "calls", [_cleared_after_clip, _cleared_after_unscale, _unscaled_after_clear]
+)
+@optimizers
+def test_gradients_after_cleared_ones_have_the_scale_of_their_loss(
+    make, calls, new_scale
+):
+    scaler, _, second, b = _two(make)
+    if new_scale is not None:
+        scaler.update(new_scale)
+    calls(scaler, second)
+    backward(scaler, b, 0.5)
+    scaler.step(second)
+    assert b.tolist() == _alone(make, gradient=0.5)
+
+
+@optimizers
+def test_a_clip_of_cleared_gradients_does_not_clip_later_ones(make):
+    scaler, _, second, b = _two(make)
+    scaler.clip_grad_norm_(second, 0.01)
+    second.zero_grad()
+    scaler.clip_grad_norm_(second, 0.01)
+    backward(scaler, b, 0.5)
+    scaler.step(second)
+    assert b.tolist() == _alone(make, gradient=0.5)
+
+
+@pytest.mark.parametrize("value", [1.0, torch.inf])
+def test_an_update_after_abandoned_gradients_moves_the_scale_as_torch_does(value):
+    def scale_after(kind):
+        scaler = kind("cpu", init_scale=4.0, growth_interval=1)
+        param = parameter(2)
+        optimizer = SGD([param], lr=1.0)
+        backward(scaler, param, value)
+        scaler.unscale_(optimizer)
+        optimizer.zero_grad()
+        backward(scaler, param, 1.0)
+        scaler.update()
+        return scaler.get_scale()
+
+    assert scale_after(GradScaler) == scale_after(torch.amp.GradScaler)

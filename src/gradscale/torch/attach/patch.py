@@ -169,6 +169,8 @@ class Recorded(GradScaler):
         """Load a state, with all settings that torch's scaler takes."""
         if self._enabled and self.replaces_torch and "scale" in state_dict:
             scale = self._clipped(state_dict["scale"])
+            if isinstance(scale, Tensor) and scale.numel() == 1:
+                scale = float(scale)
             state_dict = {**state_dict, "scale": scale}
         moves = {name: state_dict[name] for name in SETTINGS[1:] if name in state_dict}
         try:
@@ -187,9 +189,9 @@ class Recorded(GradScaler):
         states = self._per_optimizer_states.values()
         read = any(state["found_inf_per_device"] for state in states)
         waits = self._scale is not None and new_scale is None and not read
-        if waits and self.replaces_torch:
-            raise messages.nothing_to_update()
         if self._enabled and self.replaces_torch:
+            if waits:
+                raise messages.nothing_to_update()
             new_scale = self._clipped(new_scale)
         super().update(new_scale)
 

@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +21,12 @@ from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
 from gradscale.torch.locate.autograd_graph import leaf_behind, nodes_of
 from gradscale.torch.monitor.model_lookup import ModelLookup, instances_of
 from gradscale.torch.monitor.step_hook import step_hook
-from gradscale.torch.names import names_of
+from gradscale.torch.names import names_of, yielded_by
 from gradscale.torch.step.dispatch import StepMode
 from gradscale.torch.step.foreign_grads import ForeignGrads, has_other_hooks
 from gradscale.torch.step.iteration import Iteration
 from gradscale.torch.step.optimizer_step import OptimizerStep
+from gradscale.torch.tensor_list import Mark, mark_of
 
 # Each update that follows one of these is sampled: early ones, then two at a distance
 # that is no usual window of micro-batches. Later every EVERY-th is sampled.
@@ -50,38 +51,6 @@ MOST_NAMES = 20
 _HALF = (torch.float16, torch.bfloat16)
 # The modes in which float16 parameters have f32 masters.
 _WITH_MASTERS = (StepMode.OWN, StepMode.MASTERS)
-
-
-class _Mark(NamedTuple):
-    """A gradient and its version."""
-
-    grad: weakref.ref[Tensor]
-    version: int
-
-    def holds(self, grad: Tensor | None) -> bool:
-        """Whether a gradient is this one, and was not written to."""
-        return (
-            grad is not None and self.grad() is grad and grad._version == self.version
-        )
-
-    def follows(self, earlier: "_Mark") -> bool:
-        """Whether a backward pass has added to an earlier gradient, in place."""
-        same = self.grad() is earlier.grad()
-        return same and self.version == earlier.version + 1
-
-    def equals(self, earlier: "_Mark | None") -> bool:
-        """Whether an earlier mark is of the same gradient, at the same version."""
-        # Not ==: weak references compare what they refer to.
-        return (
-            earlier is not None
-            and self.grad() is earlier.grad()
-            and self.version == earlier.version
-        )
-
-    def is_there(self) -> bool:
-        """Whether the gradient exists and was not written to."""
-        grad = self.grad()
-        return grad is not None and grad._version == self.version
 
 
 class LoopCheck:
@@ -123,17 +92,16 @@ class LoopCheck:
         self._iteration: Iteration | None = None
         # The thread of the last scaled loss, and that of each optimizer's last step.
         self._thread = threading.get_ident()
-        self._optimizers: weakref.WeakKeyDictionary[Optimizer, int] = (
-            weakref.WeakKeyDictionary()
-        )
+        # By id: an optimizer may define `__eq__`, and then has no hash.
+        self._threads: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         # By parameter id: gradients after the last scaled backward, and after the step.
-        self._after_backward: dict[int, _Mark] = {}
-        self._after_step: dict[int, _Mark] = {}
+        self._after_backward: dict[int, Mark] = {}
+        self._after_step: dict[int, Mark] = {}
         # How many scaled backward passes have added to each of them since then.
         self._added: dict[int, int] = {}
         # Gradients of a backward pass that no step has used, and the versions of their
         # parameters.
-        self._unused: list[_Mark] = []
+        self._unused: list[Mark] = []
         self._unused_of: dict[int, int] = {}
         # Scaled losses since the last update, and before it.
         self._scaled = self._scaled_before = 0
@@ -147,7 +115,7 @@ class LoopCheck:
         self._gradients = 0
         self._uncleared_names: list[str] = []
         # Gradients of the previous sampled update.
-        self._looked: dict[int, _Mark] = {}
+        self._looked: dict[int, Mark] = {}
         # The norm at the end of the last scaled backward, by optimizer.
         self._raw: dict[int, Tensor] = {}
         # Each with the number of the sample that started it.
@@ -175,17 +143,18 @@ class LoopCheck:
 
     def has_stepped(self, optimizer: Any) -> bool:
         """Return whether an optimizer has taken a step since the scaler was made."""
-        return any(ref() is optimizer for ref in self._optimizers.keyrefs())
+        stepped = self._threads.get(id(optimizer))
+        return stepped is not None and stepped[0]() is optimizer
 
     def _params_of_thread(self) -> list[Tensor]:
         """Return the parameters of all optimizers that the scaler's thread steps."""
-        # Not items(): other threads add optimizers concurrently.
-        optimizers = [ref() for ref in self._optimizers.keyrefs()]
+        # A list: other threads add optimizers concurrently.
+        threads = list(self._threads.values())
         return [
             param
-            for each in optimizers
-            if each is not None and self._optimizers.get(each) == self._thread
-            for param in _params_of(each)
+            for ref, thread in threads
+            if thread == self._thread and (optimizer := ref()) is not None
+            for param in _params_of(optimizer)
         ]
 
     def watch_casts(self) -> None:
@@ -228,7 +197,7 @@ class LoopCheck:
                 lambda: after(marks)
             )
 
-        def after(before: dict[int, _Mark]) -> None:
+        def after(before: dict[int, Mark]) -> None:
             self.foreign.in_scaled_backward = False
             # Includes optimizers that the scaler does not step.
             others = self._params_of_thread()
@@ -286,7 +255,7 @@ class LoopCheck:
         self._gradients += len(params)
         known = [p for p in _some_of(step) if id(p) in self._after_backward]
         marks = [(p.grad, self._after_backward[id(p)]) for p in known]
-        if any(grad is not None and mark.grad() is not grad for grad, mark in marks):
+        if any(grad is not None and not mark.is_of(grad) for grad, mark in marks):
             # Put there by other code, perhaps from the gradients that were cleared.
             self._cleared = False
         if marks and all(grad is None for grad, _ in marks):
@@ -309,7 +278,10 @@ class LoopCheck:
 
     def before_step(self, optimizer: Optimizer, *, scaled: bool) -> None:
         """Count a step that was not requested from the scaler. Called in any thread."""
-        thread = self._optimizers[optimizer] = threading.get_ident()
+        key, thread = id(optimizer), threading.get_ident()
+        if not self.has_stepped(optimizer):
+            weakref.finalize(optimizer, self._threads.pop, key, None).atexit = False
+        self._threads[key] = weakref.ref(optimizer), thread
         if thread != self._thread or scaled or not self.due:
             return
         states = {} if self._iteration is None else self._iteration.states
@@ -451,13 +423,18 @@ class LoopCheck:
             return
         live = [
             (name, param)
-            for name, param in named_params(model)
+            for name, param in yielded_by(partial(named_params, model))
             if param.requires_grad and param.grad is not None
         ]
         if len(live) == self._live:
             return
         self._live = len(live)
-        held = {id(param) for each in live_optimizers() for param in _params_of(each)}
+        held = {
+            id(param)
+            for each in live_optimizers()
+            # One that wraps another may have no groups.
+            for param in yielded_by(partial(_params_of, each))
+        }
         missing = [name for name, param in live if id(param) not in held]
         if missing:
             data = {"observed": "missing", "names": missing[:MOST_NAMES]}
@@ -472,13 +449,13 @@ class LoopCheck:
     def _is_renewed(self, param: Tensor) -> bool:
         """Whether a gradient was replaced since the previous sampled update."""
         mark = self._looked.get(id(param))
-        return mark is not None and mark.grad() is not param.grad
+        return mark is not None and not mark.is_of(param.grad)
 
     def _is_left(self, param: Tensor) -> bool:
         """Whether backward only accumulated into the gradient of the previous step."""
         mark, added = self._after_step.get(id(param)), self._added.get(id(param), 0)
         grad = param.grad
-        if mark is None or grad is None or mark.grad() is not grad:
+        if mark is None or grad is None or not mark.is_of(grad):
             return False
         return added > 0 and grad._version == mark.version + added
 
@@ -578,9 +555,9 @@ def live_optimizers() -> list[Optimizer]:
     return instances_of(Optimizer)
 
 
-def _marks(params: Iterable[Tensor]) -> dict[int, _Mark]:
+def _marks(params: Iterable[Tensor]) -> dict[int, Mark]:
     return {
-        id(param): _Mark(weakref.ref(param.grad), param.grad._version)
+        id(param): mark_of(param.grad)
         for param in params
         # Inference tensors have no version.
         if param.grad is not None and not param.grad.is_inference()

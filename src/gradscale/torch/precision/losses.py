@@ -195,7 +195,8 @@ def params_behind(leaves: list[Tensor], model: Any, *optimizers: Any) -> list[Te
     """
     groups = [group for each in optimizers for group in each.param_groups]
     known = [param for group in groups for param in group["params"]]
-    return leaves + known + list(model.parameters() if model else ())
+    own = () if model is None else model.parameters()
+    return leaves + known + list(own)
 
 
 def stash_grads(params: Iterable[Tensor]) -> Stash:

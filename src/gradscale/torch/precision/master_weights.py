@@ -23,7 +23,7 @@ from gradscale.torch.optim.masters import DataCheck, LastWrite, Masters
 from gradscale.torch.optim.state import MASTER, WIDE, needs_master
 from gradscale.torch.step.amp_protocol import amp_attributes, prepare_momentum
 from gradscale.torch.step.dispatch import unscales_itself
-from gradscale.torch.step.optimizer_step import Mark, is_marked, mark_of
+from gradscale.torch.tensor_list import Mark, mark_of
 
 
 class MasterWeights(torch.optim.Optimizer):
@@ -218,7 +218,7 @@ class MasterWeights(torch.optim.Optimizer):
         read, self._read = self._read, None
         if scale is None:
             same_grads = read is not None and len(read) == len(halves)
-            if same_grads and all(map(is_marked, [g for _, g in halves], read or ())):
+            if same_grads and all(map(Mark.holds, read or (), [g for _, g in halves])):
                 return []
             if read is not None and is_lent:
                 self._read = read
@@ -477,7 +477,7 @@ def master_params(optimizer: Any) -> Iterator[Tensor]:
         first = next(grads, None)
         if first is not None and optimizer._read is None:
             used = optimizer._used
-            if used is None or not is_marked(first, used):
+            if used is None or not used.holds(first):
                 raise OrderError(
                     "master_params() was called after backward() and before "
                     "unscale_(). The masters have no gradients yet, so a clip would "

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradscale.torch.messages import Write
 from gradscale.torch.step.foreign_grads import ForeignGrads
-from gradscale.torch.step.optimizer_step import Mark, is_marked, mark_of
+from gradscale.torch.tensor_list import Mark, mark_of
 
 # The smallest scale at which a clip of scaled gradients cannot be intended.
 LEAST_SCALE = 16.0
@@ -84,9 +84,9 @@ class FirstBackwards(ForeignGrads):
             grad = param.grad if isinstance(param, Tensor) else None
             if grad is None or grad.numel() == 0:
                 continue
-            if made is None or made.sizes is None or made.mark[0]() is not grad:
+            if made is None or made.sizes is None or not made.mark.is_of(grad):
                 return None
-            written = written or not is_marked(grad, made.mark)
+            written = written or not made.mark.holds(grad)
             grads.append(grad)
             sizes.append(made.sizes)
         if not written or scale < LEAST_SCALE:

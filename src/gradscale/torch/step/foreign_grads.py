@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from gradscale.torch.step.optimizer_step import Mark, mark_of
+from gradscale.torch.tensor_list import Mark, mark_of
 
 
 class ForeignGrads:
@@ -52,7 +52,7 @@ class ForeignGrads:
         """Note a gradient after a backward pass has made it or added to it."""
         before, now = self._marks.pop(id(param), None), mark_of(grad)
         # Accumulated in place: the gradient was not cleared since the foreign pass.
-        added = before is not None and before[0]() is grad and now[1] == before[1] + 1
+        added = before is not None and now.follows(before)
         if added or not self.in_scaled_backward:
             self._marks[id(param)] = now
 
@@ -62,8 +62,7 @@ class ForeignGrads:
             param
             for param in params
             if (mark := self._marks.get(id(param))) is not None
-            and param.grad is not None
-            and mark[0]() is param.grad
+            and mark.is_of(param.grad)
         ]
 
     def close(self) -> None:

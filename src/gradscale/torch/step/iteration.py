@@ -21,12 +21,8 @@ from gradscale.torch.grads.unscale import multiply_
 from gradscale.torch.step.dispatch import mode_of
 from gradscale.torch.step.entries import OptimizerEntries
 from gradscale.torch.step.first_backwards import FirstBackwards
-from gradscale.torch.step.optimizer_step import (
-    Mark,
-    OptimizerStep,
-    is_marked,
-    mark_of,
-)
+from gradscale.torch.step.optimizer_step import OptimizerStep
+from gradscale.torch.tensor_list import Mark, mark_of
 
 
 def fresh_state() -> dict[str, Any]:
@@ -170,11 +166,14 @@ class Iteration:
         self.carried.pop(key, None)
 
     def forget_cleared(self) -> None:
-        """Forget unscaled steps whose gradients were all set to None since."""
-        for step in self.unscaled():
+        """Forget unscaled or clipped steps whose gradients were all set to None."""
+        for step in self.unscaled() + self.clipped():
             had_some = step.snapshot is not None and step.snapshot.present
             if had_some and all(param.grad is None for param in step.owned_params()):
-                self.forget_one(id(step.optimizer))
+                key = id(step.optimizer)
+                self.steps.pop(key)
+                # The flags stay: an update without a step moves the scale by them.
+                self.states[key]["stage"] = OptState.READY
 
     def stage(self, step: OptimizerStep) -> OptState:
         """Return the stage of the step, as torch names it."""
@@ -202,7 +201,7 @@ class Iteration:
         if (
             before
             and before.used_mark
-            and before.used_mark[0]() is not None
+            and before.used_mark.tensor() is not None
             and before.has_used_grads()
             # A captured graph writes new gradients into the same memory.
             and can_touch_host()
@@ -316,19 +315,22 @@ class Iteration:
         """Return the steps whose gradients are unscaled and not yet used."""
         return [s for s in self.steps.values() if self.stage(s) is OptState.UNSCALED]
 
-    def closed_params(self) -> list[Tensor]:
-        """Return the parameters to whose gradients no backward should add."""
-        clipped = [
+    def clipped(self) -> list[OptimizerStep]:
+        """Return the steps with a clip that is applied once they are unscaled."""
+        return [
             step
             for step in self.steps.values()
             if self.stage(step) is OptState.READY and step.clip is not None
         ]
+
+    def closed_params(self) -> list[Tensor]:
+        """Return the parameters to whose gradients no backward should add."""
         carried = [
             one.step
             for one in self.carried.values()
             if one.is_closed() and one.step.holds()
         ]
-        return params_of(self.unscaled() + clipped + carried)
+        return params_of(self.unscaled() + self.clipped() + carried)
 
     def bring_to(self, scale: Tensor) -> None:
         """Rescale pending gradients to the scale of a new loss.
@@ -356,7 +358,7 @@ class Iteration:
         for key, stray in list(self.strays.items()):
             leaf = self.leaves[key]() if key in self.leaves else None
             grad = None if leaf is None else leaf.grad
-            if leaf is not None and grad is not None and is_marked(grad, stray.mark):
+            if leaf is not None and grad is not None and stray.mark.holds(grad):
                 rescale_([leaf], scale / stray.scale)
                 del self.strays[key]
 
@@ -415,7 +417,7 @@ class Iteration:
         self.first_backwards.close()
         for key, leaf in there.items():
             grad, stray = None if leaf is None else leaf.grad, self.strays.get(key)
-            if grad is not None and (stray is None or stray.mark[0]() is not grad):
+            if grad is not None and (stray is None or not stray.mark.is_of(grad)):
                 self.strays[key] = Stray(mark_of(grad), scale)
 
     def adopt(self, step: OptimizerStep, scale: Tensor) -> list[Tensor]:
@@ -432,9 +434,9 @@ class Iteration:
         written = []
         for param in step.params():
             stray, grad = self.strays.pop(id(param), None), param.grad
-            if stray is None or grad is None or grad is not stray.mark[0]():
+            if stray is None or grad is None or not stray.mark.is_of(grad):
                 continue
-            if is_marked(grad, stray.mark):
+            if stray.mark.holds(grad):
                 rescale_([param], scale / stray.scale)
             # Syncs, once per parameter.
             elif bool(scale != stray.scale):

@@ -28,12 +28,10 @@ from gradscale.torch.names import names_of
 from gradscale.torch.ranks.consensus import RankChannel
 from gradscale.torch.step.dispatch import StepMode
 from gradscale.torch.step.entries import OptimizerEntry
-from gradscale.torch.tensor_list import GradSnapshot, Numbers
+from gradscale.torch.tensor_list import GradSnapshot, Mark, Numbers, mark_of
 
 _GRAD, _VERSION = attrgetter("grad"), attrgetter("_version")
 _SCALE = ROW.index("scale")
-# A gradient, and its version.
-Mark = tuple[ref[Tensor], int]
 
 
 @dataclass
@@ -120,19 +118,16 @@ class OptimizerStep:
             first = self.snapshot.params[0].grad
         else:
             first = next((p.grad for p in self.params() if p.grad is not None), None)
-        # An inference tensor has no version.
         if first is not None and not first.is_inference():
-            self.used_mark = ref(first), first._version
+            self.used_mark = mark_of(first)
 
     def has_used_grads(self) -> bool:
         """Return whether the gradients are those that the step has used."""
-        if self.used_mark is None or (there := self.used_mark[0]()) is None:
+        used = self.used_mark
+        if used is None or used.tensor() is None or self.owner() is None:
             return False
-        if not is_marked(there, self.used_mark) or self.owner() is None:
-            return False
-        return there is next(
-            (p.grad for p in self.params() if p.grad is not None), None
-        )
+        grads = (param.grad for param in self.params() if param.grad is not None)
+        return used.holds(next(grads, None))
 
     def mark(self) -> None:
         """Mark the current gradients and their versions."""
@@ -148,7 +143,7 @@ class OptimizerStep:
         if self.owner() is None:
             return False
         grads = [grad for grad in map(_GRAD, self.params()) if grad is not None]
-        return len(grads) == len(self.marks) and all(map(is_marked, grads, self.marks))
+        return len(grads) == len(self.marks) and all(map(Mark.holds, self.marks, grads))
 
     def scale_after_step(self, scale: Tensor) -> Tensor:
         """Return f32[], the scale of the gradients that the ended step has used.
@@ -208,6 +203,9 @@ class OptimizerStep:
         self.snapshot = self._snapshot_of_grads(allow_fp16)
         self.accepts_fp16 = allow_fp16
         self.stats = self.decision = None
+        if last is not None and self.channel is None and not self.snapshot.present:
+            # The gradients were set to None: those to come have another scale.
+            self.scale = self.clip = None
         if self.snapshot.wrapped is not None:
             self.wrapper_versions = list(map(_VERSION, self.snapshot.wrapped))
 
@@ -297,6 +295,11 @@ class OptimizerStep:
         known = self._known_norm(norm_type)
         if known is not None:
             return known
+        if self.channel is None and not any(
+            param.grad is not None for param in self.params()
+        ):
+            # The snapshot shows that there were gradients when they were unscaled.
+            return None
         made = self.decision
         self.collect(allow_fp16)
         self.read(one, norm_type=norm_type)
@@ -526,17 +529,6 @@ class OptimizerStep:
         if not used:
             return False
         return not {id(param) for param in self.params()}.isdisjoint(used)
-
-
-def mark_of(grad: Tensor) -> Mark:
-    """Return a weak reference to a gradient, and its version."""
-    # An inference tensor has no version.
-    return ref(grad), -1 if grad.is_inference() else grad._version
-
-
-def is_marked(grad: Tensor, mark: Mark) -> bool:
-    """Return whether a gradient is that of a mark, and not written to since."""
-    return mark[0]() is grad and mark_of(grad)[1] == mark[1]
 
 
 def _two_owners(name: str) -> GradientError:
