@@ -510,7 +510,10 @@ class GradScaler(torch.amp.GradScaler):
             used = any(s.versions is not None for s in self._iteration.steps.values())
             both = not (used or self._monitor.meter.wanted)
             step.collect(allowed)
-            scale = self._scale_of_grads(step)
+            assert self._scale is not None
+            assert self._state is not None
+            used_scale = self._state.used_scale
+            scale = self._iteration.scale_of_grads(step, self._scale, used_scale)
             if step.stats is None:
                 step.read(scale, unscale=both)
             flags = self._unscale_read(step, scale)
