@@ -252,6 +252,22 @@ def test_masters_start_from_the_weights_before_they_were_rounded():
     assert torch.equal(next(amp.master_params(optimizer)), exact)
 
 
+def test_scripts_find_weights_and_masters_by_group():
+    model, optimizer = make("O2")
+    stash = optimizer._amp_stash
+    (group,) = optimizer.param_groups
+    halves = [p for p in model.parameters() if p.dtype is torch.float16]
+    masters = [
+        p for p in group["params"] if all(p is not q for q in model.parameters())
+    ]
+    # Equal lists of tensors hold the same ones.
+    assert stash.fp16_groups == [halves]
+    assert stash.fp32_from_fp16_groups == [masters]
+    assert len(masters) == len(halves) > 0
+    # Public code asks whether there are masters by `hasattr`.
+    assert not hasattr(make("O1")[1]._amp_stash, "fp16_groups")
+
+
 def test_masters_are_restored_and_rounded_as_in_scripts_for_apex():
     model, optimizer = make("O2")
     optimizer._lazy_init_maybe_master_weights()

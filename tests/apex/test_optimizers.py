@@ -224,6 +224,26 @@ def test_a_group_without_bias_correction_is_saved_and_resumed():
     assert torch.equal(weights[0], weights[1])
 
 
+@pytest.mark.parametrize("scale", [None, 1024.0])
+def test_adam_clips_the_gradients_of_each_group(scale):
+    pairs = [[nn.Parameter(torch.ones(2)) for _ in range(2)] for _ in range(2)]
+    clipping, plain = (
+        FusedAdam([{"params": [p]} for p in pair], lr=0.1, eps=1.0, **settings)
+        for pair, settings in zip(pairs, ({"max_grad_norm": 2.0}, {}), strict=True)
+    )
+    for size, weight, expected in zip((30.0, 1.0), *pairs, strict=True):
+        expected.grad = torch.tensor([size, 0.0])
+        weight.grad = expected.grad * (scale or 1.0)
+    if scale is not None:
+        clipping.grad_scale = torch.tensor(scale)
+    # Only the first group has a norm above 2.
+    pairs[1][0].grad.mul_(2.0 / 30.0)
+    clipping.step()
+    plain.step()
+    for weight, expected in zip(*pairs, strict=True):
+        torch.testing.assert_close(weight, expected, rtol=1e-6, atol=0.0)
+
+
 @pytest.mark.parametrize("bias_correction", [True, False])
 @pytest.mark.parametrize("count", [1, torch.tensor([1], dtype=torch.int)])
 def test_a_checkpoint_of_the_adam_of_apex_is_loaded(bias_correction, count):

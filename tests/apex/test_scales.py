@@ -66,6 +66,19 @@ def test_the_scale_doubles_on_every_2000th_finite_step(golden):
     assert changes == golden["default window, changes only"]
 
 
+def test_a_script_can_change_window_floor_and_ceiling():
+    scaler = LossScaler("dynamic")
+    scaler._scale_seq_len = 1
+    scaler._min_loss_scale, scaler._max_loss_scale = 2.0, 8.0
+    assert (scaler._scale_seq_len, scaler._min_loss_scale) == (1, 2.0)
+    scaler._loss_scale = 4
+    assert [row[3] for row in run(scaler, [[None, False]] * 2)] == [8.0, 8.0]
+    assert [row[3] for row in run(scaler, [[None, True]] * 3)] == [4.0, 2.0, 2.0]
+    fixed = LossScaler(128.0)
+    fixed._max_loss_scale = 8.0
+    assert run(fixed, [[None, False]])[0][3] == 128.0
+
+
 def test_a_floor_above_the_ceiling_is_refused():
     with pytest.raises(ConfigError, match="min_scale=2048"):
         LossScaler("dynamic", min_loss_scale=2048.0, max_loss_scale=1024.0)

@@ -121,6 +121,26 @@ class AmpOptimizer:
         return list(self.master_of.values())
 
     @property
+    def fp16_groups(self) -> list[list[Tensor]]:
+        """The half-precision parameters by group; only with masters, as in apex."""
+        return [[param for param, _ in group] for group in self._groups()]
+
+    @property
+    def fp32_from_fp16_groups(self) -> list[list[Tensor]]:
+        """Their masters by group; only with masters."""
+        return [[master for _, master in group] for group in self._groups()]
+
+    def _groups(self) -> list[list[tuple[Tensor, Tensor]]]:
+        if not self.keeps_masters:
+            # Public code asks by `hasattr`.
+            raise AttributeError(f"{type(self.optimizer).__name__} has no masters")
+        param_of = {id(master): param for param, master in self.master_of.items()}
+        return [
+            [(param_of[id(p)], p) for p in group["params"] if id(p) in param_of]
+            for group in self.optimizer.param_groups
+        ]
+
+    @property
     def already_patched(self) -> bool:
         """The next step will be skipped."""
         return bool(self.skips)
@@ -412,6 +432,7 @@ def process_optimizer(
         bare.register_load_state_dict_pre_hook(amp.load)
     # Apex's names, for scripts that restore masters or write to them.
     optimizer._lazy_init_maybe_master_weights = amp.make_masters
+    optimizer._amp_lazy_init = amp.make_masters
     optimizer._master_params_to_model_params = amp.write_params
     for name in ("step", "zero_grad", "add_param_group"):
         old, ours = getattr(optimizer, name), getattr(amp, name)

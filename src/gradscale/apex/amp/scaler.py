@@ -13,6 +13,19 @@ from gradscale.core.state import PYTHON, Observed, ScaleState
 from gradscale.recording.recorded_run import RecordedRun
 
 
+def _setting(name: str) -> property:
+    def read(scaler: "LossScaler") -> Any:
+        return getattr(scaler.policy, name, None)
+
+    def change(scaler: "LossScaler", value: float) -> None:
+        # A fixed scale has no such setting.
+        if scaler.dynamic:
+            settings = {**vars(scaler.policy), name: value}
+            scaler.policy = DynamicScale.unchecked(**settings)
+
+    return property(read, change)
+
+
 class LossScaler:
     """The scale of one loss, and the outcomes of its backward passes.
 
@@ -43,6 +56,10 @@ class LossScaler:
         own_checks: How often the script has called `update_scale` itself.
     """
 
+    # Apex's names, for scripts that change them.
+    _scale_seq_len = _setting("growth_interval")
+    _min_loss_scale = _setting("min_scale")
+    _max_loss_scale = _setting("max_scale")
     # int[1], not 0 after an overflow; set by scripts that check gradients themselves.
     _overflow_buf: Tensor | None = None
 

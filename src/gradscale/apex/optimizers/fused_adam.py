@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradscale.torch.kernels.args import AmpArgs
 from gradscale.torch.optim import Adam
@@ -32,6 +33,8 @@ class FusedAdam(Adam):
         set_grad_none: `zero_grad` removes gradients instead of filling them with 0.
         capturable, master_weights: Have no effect: every step can be captured, and
             half-precision parameters have f32 masters.
+        max_grad_norm: The gradients of each group are clipped to this joint norm; 0
+            for no clip. Apex had it until 2019.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class FusedAdam(Adam):
         set_grad_none: bool = True,
         capturable: bool = False,
         master_weights: bool = False,
+        max_grad_norm: float = 0.0,
     ) -> None:
         self.set_grad_none = set_grad_none
         super().__init__(
@@ -58,14 +62,21 @@ class FusedAdam(Adam):
             amsgrad,
             decoupled_weight_decay=adam_w_mode,
         )
-        self.defaults["bias_correction"] = bias_correction
+        own = {"bias_correction": bias_correction, "max_grad_norm": max_grad_norm}
+        self.defaults |= own
         for group in self.param_groups:
-            group.setdefault("bias_correction", bias_correction)
+            group |= {**own, **group}
 
     def update_(self, step: BatchStep, amp: AmpArgs) -> None:
         """Run one pass."""
         if not step.group["bias_correction"]:
             torch._foreach_clamp_min_(step.batch.columns[STEP], LATE)
+        most = step.group["max_grad_norm"]
+        if most > 0.0:
+            scale = 1.0 if amp.grad_scale is None else amp.grad_scale
+            norm = _norm(step.group["params"]).to(step.batch.device)
+            # The pass divides the gradients by it.
+            amp = amp._replace(grad_scale=(norm / most).clamp(min=scale))
         super().update_(step, amp)
 
     def state_dict(self) -> dict[str, Any]:
@@ -103,3 +114,9 @@ class FusedAdam(Adam):
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Clear the gradients."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
+
+
+def _norm(params: list[Tensor]) -> Tensor:
+    grads = [param.grad for param in params if param.grad is not None]
+    norms = torch._foreach_norm(grads, 2, torch.float32)
+    return torch.stack([norm.to(grads[0].device) for norm in norms]).norm()
