@@ -8,8 +8,8 @@ import torch
 import torch.ao.quantization as ao
 from torch import nn
 
-from gradscale import ConfigError
-from gradscale.torch import GradScaler, fp32_island
+from gradscale import ConfigError, DynamicScale
+from gradscale.torch import GradScaler, fp32_island, initialize
 from gradscale.torch.quantization import LearnableFakeQuantize, guard_observers
 
 # Torch announces the end of torch.ao with every use.
@@ -120,6 +120,23 @@ def test_a_guarded_model_runs_under_autocast(config, dtype):
         output = model(batch())
     output.float().sum().backward()
     assert model[1].weight.grad.isfinite().all()
+
+
+@each_config
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_guarded_model_trains_at_every_level(config, level):
+    model = guard_observers(prepared(config))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    model, optimizer, scaler = initialize(
+        model, optimizer, level, policy=DynamicScale(init_scale=8.0)
+    )
+    for value in (None, INF, None):
+        optimizer.zero_grad()
+        scaler.scale(model(batch(value)).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.last.applied is (value is None)
+    assert all(values.isfinite().all() for values in ranges(model).values())
 
 
 def test_the_layers_between_stay_in_float16():
@@ -280,6 +297,21 @@ def test_the_step_size_is_unscaled_like_any_parameter():
         scaled = one_step(GradScaler("cpu", init_scale=scale))
         torch.testing.assert_close(scaled, plain, rtol=1e-3, atol=0.0)
     assert plain != 0.05
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+def test_a_step_size_that_was_cast_with_its_model_works(axis):
+    model = nn.Sequential(LearnableFakeQuantize.of(batch(), axis=axis), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model, optimizer, scaler = initialize(
+        model, optimizer, "O2", policy=DynamicScale(init_scale=8.0)
+    )
+    before = model[0].scale.clone()
+    scaler.scale(model(batch()).square().mean()).backward()
+    scaler.step(optimizer)
+    assert before.dtype is torch.float16
+    assert optimizer.state[model[0].scale]["master"].ne(before).all()
+    torch.testing.assert_close(model(batch()), model.eval()(batch()))
 
 
 def test_an_overflow_leaves_the_step_size():

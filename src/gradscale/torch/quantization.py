@@ -240,6 +240,9 @@ class LearnableFakeQuantize(nn.Module):
 
     def _exported(self, x: Tensor) -> Tensor:
         scale, zero = self.scale.detach(), self._zero_point
+        if scale.dtype is torch.float16:
+            # Cast with a model; torch takes no float16 here.
+            scale = scale.float()
         low, high = -self.qmax - 1, self.qmax
         if self.axis is None:
             return torch.fake_quantize_per_tensor_affine(x, scale, zero, low, high)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gradscale import ConfigError, OrderError
-from gradscale.torch import GradScaler, master_weights, step_with_closure
+from gradscale.torch import GradScaler, master_weights, optim, step_with_closure
 from tests.torch.loops.test_attempts import overflowing
 from tests.torch.training import INF, NAN, OPTIMIZERS, parameter, planted
 
@@ -166,6 +166,42 @@ def test_an_overflow_in_the_second_pass_of_sam_sets_everything_back():
     assert weight.item() == 1.0
     assert not optimizer.state
     assert not scaler.last.applied
+
+
+def test_a_skip_with_a_closure_keeps_masters_and_state():
+    param = nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = master_weights(SAM([param], lr=2.0**-13))
+    scaler = GradScaler("cpu", init_scale=8.0)
+    factors = iter([1.0, 1.0, 1.0, INF, INF, INF])
+    closure = closure_of(
+        scaler, optimizer, lambda: param.float().square().sum() * next(factors)
+    )
+    assert step_with_closure(scaler, optimizer, closure, retries=1) is not None
+    scaler.update()
+    (master,) = optimizer.targets()
+    before = master.detach().clone()
+    assert not torch.equal(before, before.half().float())
+    assert step_with_closure(scaler, optimizer, closure, retries=1) is None
+    scaler.update()
+    assert not scaler.last.applied
+    # What the next step starts from.
+    with torch.no_grad():
+        optimizer._update_masters()
+    assert torch.equal(master, before)
+    assert optimizer.state[param]["steps"] == 1
+
+
+def test_float16_weights_of_an_own_optimizer_are_refused_with_the_way():
+    param = nn.Parameter(torch.ones(2, dtype=torch.float16))
+    scaler, optimizer = GradScaler("cpu", init_scale=8.0), optim.SGD([param], lr=0.5)
+    closure = closure_of(scaler, optimizer, lambda: param.float().sum())
+    with pytest.raises(
+        OrderError, match=r"Call closure\(\) and then scaler\.step\(opti.*GS108"
+    ):
+        step_with_closure(scaler, optimizer, closure)
+    closure()
+    scaler.step(optimizer)
+    assert param.tolist() == [0.5, 0.5]
 
 
 def test_a_closure_given_to_step_is_refused_with_the_way():

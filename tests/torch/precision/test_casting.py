@@ -125,6 +125,17 @@ def test_a_second_call_changes_nothing():
     assert fp32_island(module).forward is first
 
 
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_an_island_stays_one_when_the_model_around_it_is_cast(level):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), Half(), torch.nn.Linear(2, 1))
+    fp32_island(model[1])
+    model, _, _ = initialize(model, None, level)
+    model(torch.ones(1, 2)).sum().backward()
+    assert set(model[1].dtypes.values()) == {F32}
+    assert {param.dtype for param in model[1].parameters()} == {F32}
+    assert model[2].weight.dtype is (F32 if level in ("O0", "O1") else F16)
+
+
 def test_an_island_without_weights_runs_where_its_input_is():
     softmax = fp32_island(torch.nn.Softmax(-1))
     with torch.autocast("cpu", BF16):

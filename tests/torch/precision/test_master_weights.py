@@ -758,6 +758,22 @@ def test_a_closure_is_passed_on_without_a_scaler():
     assert params[0].item() == 2.0
 
 
+def test_an_optimizer_with_a_closure_sees_the_gradients_from_before():
+    class Twice(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure):
+            (param,) = self.param_groups[0]["params"]
+            first = param.grad.clone()
+            closure()
+            param.sub_(first + param.grad)
+
+    params = halves([(1.0,)])
+    optimizer = master_weights(Twice(params, {}))
+    give(params, 0.25)
+    optimizer.step(lambda: give(params, 0.5))
+    assert params[0].item() == 0.25
+
+
 def test_lbfgs_steps_masters():
     params = halves([(3.0, -2.0)])
     inner = torch.optim.LBFGS(params, line_search_fn="strong_wolfe")

@@ -150,6 +150,19 @@ def test_nothing_is_reported_when_there_is_nothing_wrong(cure):
     assert optimizer is not None
 
 
+def test_nothing_is_reported_of_an_optimizer_inside_a_wrapped_one():
+    class Outer(torch.optim.Optimizer):
+        def __init__(self, inner):
+            super().__init__(inner.param_groups, {})
+            self.inner = inner
+            self.param_groups = inner.param_groups
+
+    model = Lora().half()
+    optimizer = master_weights(Outer(torch.optim.SGD(trainable(model), lr=0.1)))
+    GradScaler("cpu", model=model, guard="raise")
+    assert optimizer is not None
+
+
 def test_nothing_is_reported_before_there_is_an_optimizer():
     GradScaler("cpu", model=Lora().half(), guard="raise")
 

@@ -11,8 +11,10 @@ from torch.amp.grad_scaler import OptState
 
 from gradscale.errors import ConfigError, OrderError
 from gradscale.torch.messages import mark_called
+from gradscale.torch.precision.master_weights import MasterWeights
 from gradscale.torch.scaled_loss import is_scaled
 from gradscale.torch.scaler import GradScaler
+from gradscale.torch.step.dispatch import StepMode, mode_of
 
 # Stands for a loss that is not finite: line searches interpolate between losses, and
 # infinity would make the step NaN.
@@ -71,6 +73,10 @@ def step_with_closure(
         )
     if not scaler.is_enabled():
         return optimizer.step(closure)
+    if mode_of(optimizer) is StepMode.OWN and any(
+        param.dtype is torch.float16 for param in _params_of(optimizer)
+    ):
+        raise _unscales_later(type(optimizer).__name__)
     evaluation = _Evaluation(scaler, optimizer, closure, retries)
     backup = _Backup(optimizer)
     loop = scaler._monitor.loop
@@ -158,22 +164,34 @@ def _wrong_return(loss: Any) -> OrderError:
     )
 
 
+def _unscales_later(kind: str) -> OrderError:
+    return OrderError(
+        f"step_with_closure() was given {kind} of gradscale.torch.optim with float16 "
+        "parameters. It unscales their gradients in its own pass, after the closure, "
+        "which it calls once. Call closure() and then scaler.step(optimizer). Or use "
+        "an optimizer of torch in gradscale.torch.master_weights(optimizer).",
+        code="GS108",
+    )
+
+
 class _Backup:
-    """The weights and the state of an optimizer before a step."""
+    """The weights, masters and the state of an optimizer before a step."""
 
     def __init__(self, optimizer: Any) -> None:
+        weights = _params_of(optimizer)
+        if isinstance(optimizer, MasterWeights):
+            weights += optimizer.targets()
+            optimizer = optimizer.inner
         self._optimizer = optimizer
-        self._weights = [
-            (param, param.detach().clone()) for param in _params_of(optimizer)
-        ]
+        self._weights = [(weight, weight.detach().clone()) for weight in weights]
         # By parameter: a deep copy of the whole would copy the keys.
         self._state = {k: copy.deepcopy(v) for k, v in optimizer.state.items()}
 
     @torch.no_grad()
     def restore(self) -> None:
         """Restore weights and state."""
-        for param, weight in self._weights:
-            param.copy_(weight)
+        for weight, value in self._weights:
+            weight.copy_(value)
         self._optimizer.state.clear()
         self._optimizer.state.update(self._state)
 

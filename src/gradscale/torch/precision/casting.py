@@ -136,7 +136,8 @@ def fp32_island(
     """Run one module in f32 inside autocast or a half-precision model.
 
     Its parameters and buffers become f32, its inputs are cast to f32, autocast is off
-    inside, so its activations and gradients are f32 too. A second call changes nothing.
+    inside, so its activations and gradients are f32 too. It stays an island when the
+    model around it is cast. A second call changes at most the dtype of the result.
 
     >>> head = fp32_island(torch.nn.Linear(2, 1).half())
     >>> with torch.autocast("cpu", torch.bfloat16):
@@ -151,11 +152,20 @@ def fp32_island(
         The module.
     """
     module.float()
-    if not isinstance(module.__dict__.get("forward"), CastForward):
+    forward = module.__dict__.get("forward")
+    if not isinstance(forward, CastForward):
         CastForward(
             module, inputs=torch.float32, autocast=False, outputs=outputs
         ).install()
+    elif forward.outputs is None:
+        forward.outputs = outputs
     return module
+
+
+def is_island(module: torch.nn.Module) -> bool:
+    """Return whether `fp32_island` was called for this module."""
+    forward = module.__dict__.get("forward")
+    return isinstance(forward, CastForward) and forward.autocast is False
 
 
 def cast_model_(
@@ -203,7 +213,7 @@ def cast_model_(
 def kept_modules(
     model: torch.nn.Module, keep_fp32: Sequence[Kept]
 ) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield the outermost modules that are named by type or by pattern.
+    """Yield the outermost modules that are named by type or pattern, and islands.
 
     Raises:
         ConfigError: A pattern names no module, or an entry is none of both.
@@ -223,7 +233,8 @@ def kept_modules(
     for name, module in model.named_modules():
         found = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
         used.update(found)
-        if (found or isinstance(module, types)) and id(module) not in inside:
+        kept = found or isinstance(module, types) or is_island(module)
+        if kept and id(module) not in inside:
             inside.update(map(id, module.modules()))
             yield name, module
     unused = [pattern for pattern in patterns if pattern not in used]

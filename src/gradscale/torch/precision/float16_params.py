@@ -176,11 +176,13 @@ def optimizers_of(
         params: The trainable float16 parameters of a model.
         optimizers: Candidates.
     """
-    wanted = set(map(id, params))
-    inside = {id(one.inner) for one in optimizers if isinstance(one, MasterWeights)}
+    # An optimizer inside of MasterWeights may have another one inside, as SAM has.
+    wrapped = [one for one in optimizers if isinstance(one, MasterWeights)]
+    covered = {id(p) for one in wrapped for g in one.param_groups for p in g["params"]}
+    wanted = set(map(id, params)) - covered
     found = []
     for one in optimizers:
-        if id(one) not in inside and keeps_no_masters(one):
+        if keeps_no_masters(one):
             held = [param for param in without_masters(one) if id(param) in wanted]
             if held:
                 found.append((one, held))

@@ -171,6 +171,8 @@ class MasterWeights(torch.optim.Optimizer):
                 self._give_grads(None, False)
             return loss
 
+        # SAM, as its users write it, starts with the gradients of a backward before.
+        self._give_grads(None, False)
         with self._with_masters():
             returned = self.inner.step(evaluate)  # type: ignore[arg-type]  # any result
         self._write_params()
