@@ -166,8 +166,8 @@ class DropIn(Program):
 
     # All but gradscale's own.
     kinds = KINDS[:-1]
-    # Torch's, for a fused optimizer without a gradient at `unscale_`.
-    refusals = (*REFUSALS, AttributeError)
+    # Torch's, for a fused optimizer without a gradient at `unscale_`, and after that.
+    refusals = (*REFUSALS, AttributeError, TypeError)
 
     def __init__(self, seed: int, make: Callable[..., Any]) -> None:
         self._make = make

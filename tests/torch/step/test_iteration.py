@@ -9,6 +9,7 @@ from gradscale import GradscaleWarning, OrderError
 from gradscale.torch import GradScaler
 from gradscale.torch.grads import stats
 from gradscale.torch.optim import SGD as OwnSGD
+from gradscale.torch.step.iteration import Iteration
 from tests.torch.training import OPTIMIZERS, backward, parameter, planted
 
 SGD = torch.optim.SGD
@@ -481,3 +482,41 @@ def test_an_update_after_abandoned_gradients_moves_the_scale_as_torch_does(value
         return scaler.get_scale()
 
     assert scale_after(GradScaler) == scale_after(torch.amp.GradScaler)
+
+
+def test_gradients_made_after_unscale_are_unscaled_after_the_next_update():
+    scaler, first, second, b = _two(SGD)
+    second.zero_grad()
+    scaler.unscale_(second)
+    backward(scaler, b, 0.5)
+    scaler.step(first)
+    scaler.update()
+    scaler.unscale_(second)
+    assert b.grad.tolist() == [0.5, 0.5]
+    scaler.step(second)
+    assert b.tolist() == [-0.5, -0.5]
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_an_update_that_is_interrupted_at_its_end_can_be_made_again(
+    monkeypatch, unscale
+):
+    scaler, param = GradScaler("cpu", init_scale=4.0), parameter(2)
+    optimizer = SGD([param], lr=1.0)
+    backward(scaler, param, 1.0)
+    if unscale:
+        scaler.unscale_(optimizer)
+    else:
+        scaler.step(optimizer)
+
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Iteration, "renew", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            scaler.update()
+    if unscale:
+        scaler.step(optimizer)
+    scaler.update()
+    assert param.tolist() == [-1.0, -1.0]

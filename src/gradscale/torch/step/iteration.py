@@ -392,18 +392,19 @@ class Iteration:
             for key, state in self.states.items()
             if state["stage"] is not OptState.READY or state["found_inf_per_device"]
         ]
+        carried: list[OptimizerStep] = []
         if not torch.compiler.is_compiling():
-            self._carry(used_scale)
+            carried = self._carry(used_scale)
             if self.leaves or self.first:
                 self._note_strays(used_scale, entries)
         self.closed = set(touched)
+        settled = [self.steps.get(key) or OptimizerStep() for key in touched]
         if touched:
-            self.settled = {
-                key: self.steps.get(key) or OptimizerStep() for key in touched
-            }
-            for step in self.settled.values():
-                step.release()
+            self.settled = dict(zip(touched, settled, strict=True))
         self.renew()
+        # Last: a step that Ctrl-C had left both open and released could not be taken.
+        for step in carried + settled:
+            step.release()
 
     def _note_strays(self, used_scale: Tensor, entries: OptimizerEntries) -> None:
         groups = [g for each in entries.others(()) for g in each.param_groups]
@@ -443,7 +444,9 @@ class Iteration:
                 written.append(param)
         return written
 
-    def _carry(self, used_scale: Tensor) -> None:
+    def _carry(self, used_scale: Tensor) -> list[OptimizerStep]:
+        """Carry over the steps whose gradients are still to be used; return them."""
+        carried = []
         for key, step in self.steps.items():
             state = self.states[key]
             if state["stage"] is OptState.STEPPED:
@@ -454,12 +457,16 @@ class Iteration:
                 # A backward pass since then has made gradients of the next step.
                 step = OptimizerStep(step.optimizer, step.name_sources, step.mode)
                 state = fresh_state()
+            if not state["found_inf_per_device"]:
+                # It may have been unscaled before there was a gradient.
+                state = fresh_state()
             if step.scale is None:
                 step.scale = used_scale.clone()
             step.mark()
             if step.marks:
-                step.release()
+                carried.append(step)
                 self.carried[key] = Carried(step, state)
+        return carried
 
 
 def rescale_(params: list[Tensor], factor: Tensor) -> None:
