@@ -69,7 +69,6 @@ from gradscale.torch.precision.losses import (
     LossScales,
     check_loss_id,
     merge_,
-    params_behind,
     stash_grads,
 )
 from gradscale.torch.ranks.consensus import RankChannel, Ranks
@@ -84,6 +83,7 @@ from gradscale.torch.step.backward_check import watch_backward
 from gradscale.torch.step.clipping import clip_bare_params, clip_steps
 from gradscale.torch.step.dispatch import Path, StepMode, needs_closure, path_of
 from gradscale.torch.step.entries import OptimizerEntries
+from gradscale.torch.step.foreign_grads import are_handed_on
 from gradscale.torch.step.iteration import Iteration, params_of, skip_of
 from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.step.outcome import (
@@ -385,7 +385,9 @@ class GradScaler(torch.amp.GradScaler):
         iteration.bring_to(state.used_scale)
         sources = (self._model, *self._entries.others(()))
         leaves = leaves_of(nodes_of([scaled]), [scaled])
-        stash, closed = stash_grads(params_behind(leaves, *sources)), []
+        # The leaves of FSDP are not the parameters that get the gradients.
+        own = () if self._model is None else self._model.parameters()
+        stash, closed = stash_grads([*leaves, *self._entries.params(), *own]), []
         if can_touch_host():
             closed = iteration.closed_params()
             if iteration.first and scaled.grad_fn is not None:
@@ -426,7 +428,10 @@ class GradScaler(torch.amp.GradScaler):
     def _check_foreign(self, params: Iterable[Tensor]) -> None:
         """Report gradients accumulated from an unscaled loss."""
         found = self._iteration.first_backwards.among(params)
-        if found:
+        if found and not are_handed_on(
+            [leaf() for leaf in self._iteration.leaves.values()],
+            {id(param) for param in self._entries.params()},
+        ):
             self._report_mixture(found, "foreign")
 
     def loss_scale(self, id: LossId = MAIN) -> float:

@@ -566,6 +566,34 @@ def combined_from_two_losses(loop, number):
     loop.step()
 
 
+def handed_on_by_hand(loop, number):
+    first, last = loop.model[:2], loop.model[2:]
+    loop.optimizer.zero_grad()
+    with torch.autocast("cpu", torch.float16):
+        sent = first(torch.randn(4, 4))
+        received = sent.detach().requires_grad_()
+        loss = last(received).float().square().mean()
+    loop.scaler.scale(loss).backward()
+    sent.backward(received.grad)
+    loop.step()
+
+
+def handed_on_by_a_product(loop, number):
+    first, last = loop.model[:2], loop.model[2:]
+    x = torch.randn(4, 4)
+    with torch.no_grad():
+        cached = first(x)
+    cached.requires_grad_()
+    with torch.autocast("cpu", torch.float16):
+        loss = last(cached).float().square().mean()
+    loop.optimizer.zero_grad()
+    loop.scaler.scale(loss).backward()
+    with torch.autocast("cpu", torch.float16):
+        again = first(x)
+    (again * cached.grad).sum().backward()
+    loop.step()
+
+
 HEALTHY = {
     made.__name__: repeated(made)
     for made in (
@@ -577,6 +605,7 @@ HEALTHY = {
         *(warmed_up_without_scaling, scaled_by_scales_of_their_own),
         *(with_a_penalty_in_float32, regularised_by_a_gradient),
         *(moved_to_the_sharpest_weights, combined_from_two_losses),
+        *(handed_on_by_hand, handed_on_by_a_product),
     )
 }
 
@@ -584,6 +613,21 @@ HEALTHY = {
 @pytest.mark.parametrize("run", HEALTHY.values(), ids=HEALTHY)
 def test_a_healthy_loop_is_left_alone(tmp_path, run):
     assert run(tmp_path / "run.gs") == set()
+
+
+def test_a_scaler_that_only_multiplies_the_loss_is_left_alone(tmp_path, caplog):
+    loop = Loop(tmp_path / "run.gs")
+    for number in range(1, UPDATES + 1):
+        scale = loop.scaler.get_scale()
+        scaled = loop.scaler.scale(loop.loss())
+        grads = torch.autograd.grad(scaled, loop.params)
+        for param, grad in zip(loop.params, grads, strict=True):
+            param.grad = grad / scale
+        loop.optimizer.step()
+        if number % 10 == 0:
+            loop.scaler.update(2.0 * scale)
+    loop.scaler.close()
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize("updates", [1, 2], ids=["one update", "two updates"])

@@ -18,12 +18,16 @@ from torch.amp.grad_scaler import OptState
 from torch.optim.optimizer import Optimizer
 
 from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
-from gradscale.torch.locate.autograd_graph import leaf_behind, nodes_of
+from gradscale.torch.locate.autograd_graph import leaf_behind, leaves_of, nodes_of
 from gradscale.torch.monitor.model_lookup import ModelLookup, instances_of
 from gradscale.torch.monitor.step_hook import step_hook
 from gradscale.torch.names import names_of, yielded_by
 from gradscale.torch.step.dispatch import StepMode
-from gradscale.torch.step.foreign_grads import ForeignGrads, has_other_hooks
+from gradscale.torch.step.foreign_grads import (
+    ForeignGrads,
+    are_handed_on,
+    has_other_hooks,
+)
 from gradscale.torch.step.iteration import Iteration
 from gradscale.torch.step.optimizer_step import OptimizerStep
 from gradscale.torch.tensor_list import Mark, mark_of
@@ -67,6 +71,7 @@ class LoopCheck:
     Attributes:
         due: The current update is sampled.
         stepping: The scaler is stepping an optimizer.
+        stepped: A step has used gradients of a scaled backward pass.
         foreign: Detects gradients accumulated from an unscaled loss.
     """
 
@@ -79,7 +84,7 @@ class LoopCheck:
     ) -> None:
         self._observe = observe
         self._lookup = lookup
-        self.due, self.stepping = True, False
+        self.due, self.stepping, self.stepped = True, False, False
         self.foreign = ForeignGrads()
         self._counts = dict.fromkeys(
             (
@@ -99,6 +104,8 @@ class LoopCheck:
         self._after_step: dict[int, Mark] = {}
         # How many scaled backward passes have added to each of them since then.
         self._added: dict[int, int] = {}
+        # Scaled gradients may have been passed on to another graph.
+        self._handed_on = False
         # Gradients of a backward pass that no step has used, and the versions of their
         # parameters.
         self._unused: list[Mark] = []
@@ -167,11 +174,17 @@ class LoopCheck:
         """Watch the backward pass of a scaled loss."""
         if scaled.grad_fn is None:
             return
-        if len(self._dtypes) < DTYPES:
-            self._dtypes.append(half_dtype(loss))
         self._scaled += 1
         self._thread = threading.get_ident()
         self._iteration = iteration
+        if self.foreign.watching or len(self._dtypes) < DTYPES:
+            nodes = nodes_of([loss])
+            known = {id(param) for param in self._params_of_thread()}
+            known |= {id(p) for s in iteration.settled.values() for p in _some_of(s)}
+            handed_on = are_handed_on(leaves_of(nodes, [loss]), known)
+            self._handed_on = self._handed_on or handed_on
+            if len(self._dtypes) < DTYPES:
+                self._dtypes.append(None if handed_on else half_dtype(loss, nodes))
         if self._scaled > MOST_LOSSES:
             self.foreign.close()
             return
@@ -260,7 +273,7 @@ class LoopCheck:
             self._cleared = False
         if marks and all(grad is None for grad, _ in marks):
             self._cleared = True
-        elif self._scaled and self.foreign.among(params):
+        elif self._scaled and not self._handed_on and self.foreign.among(params):
             self._foreign = True
         elif not all(mark.holds(grad) for grad, mark in marks) or any(
             map(has_other_hooks, params)
@@ -282,6 +295,7 @@ class LoopCheck:
         if not self.has_stepped(optimizer):
             weakref.finalize(optimizer, self._threads.pop, key, None).atexit = False
         self._threads[key] = weakref.ref(optimizer), thread
+        self.stepped = self.stepped or scaled
         if thread != self._thread or scaled or not self.due:
             return
         states = {} if self._iteration is None else self._iteration.states
@@ -293,6 +307,7 @@ class LoopCheck:
         # The gradients are those of the scaled backward pass, unchanged.
         if known and self._after_backward[id(known[0])].holds(known[0].grad):
             self._counts["direct_steps"] += 1
+            self.stepped = True
 
     def late_backward(self, update: int, scale: float) -> None:
         """Count a backward pass that has added to unscaled gradients."""
@@ -328,6 +343,7 @@ class LoopCheck:
         self._scaled_before, self._scaled = self._scaled, 0
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared.clear()
+        self._handed_on = False
         self._left_names, self._gradients = [], 0
         self._after_backward, self._added, self._unused = {}, {}, []
         self._raw = {}
@@ -460,14 +476,19 @@ class LoopCheck:
         return added > 0 and grad._version == mark.version + added
 
 
-def half_dtype(loss: Tensor) -> str | None:
+def half_dtype(loss: Tensor, nodes: Iterable[Any] | None = None) -> str | None:
     """Return the half precision of a loss's graph, else its own; None if not known.
+
 
     >>> layer = torch.nn.Linear(2, 1)
     >>> half_dtype(layer(torch.ones(1, 2)).sum())
     'float32'
+
+    Args:
+        loss: The loss.
+        nodes: Those of its graph, if they are known.
     """
-    nodes = nodes_of([loss])
+    nodes = list(nodes_of([loss]) if nodes is None else nodes)
     dtypes = set()
     for node in nodes:
         if isinstance(node, torch.autograd.function.BackwardCFunction):

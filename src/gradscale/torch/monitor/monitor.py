@@ -290,7 +290,12 @@ class Monitor:
             self._run.observe(step, data)
 
     def _unused_losses(self) -> int:
-        """Return the excess of losses in windows far longer than the usual one."""
+        """Return the excess of losses in windows far longer than the usual one.
+
+        0 if no step was taken: other code may use the scaled gradients.
+        """
+        if not (self._windows or self.loop.stepped):
+            return 0
         [(usual, _)] = self._windows.most_common(1) or [(1, 0)]
         windows = [*self._windows.items(), (self.scaled_losses, 1)]
         long = UNUSED_EXCESS * max(1, usual)

@@ -185,20 +185,6 @@ class Stash(NamedTuple):
                 param.grad.add_(before)
 
 
-def params_behind(leaves: list[Tensor], model: Any, *optimizers: Any) -> list[Tensor]:
-    """Return the parameters to which a backward pass may give a gradient.
-
-    Args:
-        leaves: Of the loss; those of FSDP are not the parameters.
-        model: The model, or None.
-        optimizers: Those known so far.
-    """
-    groups = [group for each in optimizers for group in each.param_groups]
-    known = [param for group in groups for param in group["params"]]
-    own = () if model is None else model.parameters()
-    return leaves + known + list(own)
-
-
 def stash_grads(params: Iterable[Tensor]) -> Stash:
     """Set gradients aside and clear them, so that a backward pass makes new ones."""
     unique = list({id(param): param for param in params}.values())

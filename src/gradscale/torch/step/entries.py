@@ -106,6 +106,11 @@ class OptimizerEntries:
         refs = [e.optimizer for key, e in self._entries.items() if key not in keys]
         return [there for ref in refs if ref and (there := ref()) is not None]
 
+    def params(self) -> list[Any]:
+        """Return the parameters of all optimizers."""
+        groups = [group for each in self.others(()) for group in each.param_groups]
+        return [param for group in groups for param in group["params"]]
+
     def position(self, key: int) -> int:
         """Return the position of an optimizer, the same on all ranks; -1 if unknown."""
         keys = list(self._entries)

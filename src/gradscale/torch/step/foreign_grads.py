@@ -13,6 +13,22 @@ from torch.utils.hooks import RemovableHandle
 from gradscale.torch.tensor_list import Mark, mark_of
 
 
+def are_handed_on(leaves: Iterable[Tensor | None], params: set[int]) -> bool:
+    """Return whether other code may pass scaled gradients on to another graph.
+
+    The graph of a loss then ends in tensors that are no parameters: the cut between
+    parts of a network, embeddings that are cached in chunks.
+
+    Args:
+        leaves: Of scaled losses; None for one that does not exist any more.
+        params: The ids of the parameters of all optimizers.
+    """
+    return any(
+        not isinstance(leaf, torch.nn.Parameter) and id(leaf) not in params
+        for leaf in leaves
+    )
+
+
 class ForeignGrads:
     """Tracks which backward passes accumulate into the gradients of parameters.
 
@@ -35,6 +51,11 @@ class ForeignGrads:
         self._hooks: dict[int, RemovableHandle] = {}
         # Gradients after a foreign backward pass and any scaled passes since.
         self._marks: dict[int, Mark] = {}
+
+    @property
+    def watching(self) -> bool:
+        """Whether any parameter is watched."""
+        return bool(self._hooks)
 
     def watch(self, params: Iterable[Tensor]) -> None:
         """Watch further parameters."""
