@@ -135,6 +135,23 @@ def test_values_of_meta_are_json(tmp_path):
 # --- the end --------------------------------------------------------------------------
 
 
+def test_names_that_no_reader_would_accept_are_changed(tmp_path):
+    long = "n" * 20_000
+    names = ["plain", "\udc80", f"{long}1", f"{long}2"]
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1.0, True, "GS000")
+        for _ in range(2):
+            writer.peaks(1, dict.fromkeys(names, 1.0))
+        writer.event("GS201", step=1, where=f"{long}\ud800", data=names)
+    with open_run(tmp_path / "run.gs") as run:
+        found = list(run.peaks(1))
+        [event] = run.events()
+    assert found[:2] == ["plain", "\\udc80"]
+    assert [name[:1000] for name in found[2:]] == ["n" * 1000] * 2
+    assert len(set(found)) == 4
+    assert event.where.startswith("nnn")
+
+
 def test_closing_twice_does_nothing_more(tmp_path):
     writer = RunWriter(tmp_path / "run.gs")
     writer.close("finished")

@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gradscale.runfile.rows import NAN, unpacked
+from gradscale.runfile.rows import LONGEST_NAME, NAN, unpacked
 
 # Exact as a float, which is what figures and JSON readers use.
 LAST_STEP = 2**53
 # Seconds since 1970; the year 5138.
 LAST_TIME = 1e11
-LONGEST_NAME = 10_000
 # Names of 100,000 parameters; parsed, a text takes up to 25 times its length.
 LONGEST_META = 8 << 20
 LONGEST_EVENT = 1 << 20

@@ -5,7 +5,14 @@ from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gradscale.runfile.rows import NAN, StepRow, TensorSample, packed, stored
+from gradscale.runfile.rows import (
+    NAN,
+    StepRow,
+    TensorSample,
+    packed,
+    storable,
+    stored,
+)
 from gradscale.runfile.schema import read_meta, steps_in, write_meta
 from gradscale.runfile.thinning import Thinning, due, limit
 
@@ -174,13 +181,14 @@ class Tables:
 
     def _ids_of(self, names: Mapping[str, object]) -> list[int]:
         """Return the ids of tensors; unknown names get a new id."""
-        unknown = [name for name in names if name not in self._ids]
+        texts = list(map(storable, names))
+        unknown = [name for name in texts if name not in self._ids]
         for name in unknown:
             self._ids[name] = len(self._ids) + 1
             self._connection.execute(
                 "INSERT INTO tensors VALUES (?, ?)", (self._ids[name], name)
             )
-        return [self._ids[name] for name in names]
+        return [self._ids[name] for name in texts]
 
     def _insert(self, table: str, columns: int, values: Sequence[object]) -> None:
         """Insert rows, given as one flat list of `columns` values each."""

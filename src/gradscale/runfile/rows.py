@@ -1,5 +1,6 @@
 """The rows of a run file, and the encoding of their values."""
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ BINS = 40
 LOWEST_EXPONENT = -24
 # SQLite stores a NaN as NULL, and NULL means that a value is not known.
 NAN = "NaN"
+# Characters of a name.
+LONGEST_NAME = 10_000
 
 # The narrowest unsigned integer that holds the largest count, by its first byte.
 _WIDTHS = ((1 << 8, 1, "B"), (1 << 16, 2, "H"), (1 << 32, 4, "I"), (1 << 64, 8, "Q"))
@@ -140,3 +143,17 @@ def unpacked(blob: bytes) -> tuple[int, ...]:
         raise ValueError(f"{blob[:8].hex(' ')} begins no histogram")
     counts = struct.unpack_from(f"<{length}{_CODES[width]}", blob, 2)
     return (0,) * first + counts + (0,) * (BINS - first - length)
+
+
+def storable(name: str) -> str:
+    """Return a name as text that every reader accepts: valid Unicode, not too long.
+
+    >>> storable("layer.weight"), storable("\\udc80.weight")
+    ('layer.weight', '\\\\udc80.weight')
+    """
+    text = name.encode("utf-8", "backslashreplace").decode()
+    if len(text) <= LONGEST_NAME:
+        return text
+    # Names that differ at their ends only stay apart.
+    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return f"{text[: LONGEST_NAME - 20]}...{digest}"

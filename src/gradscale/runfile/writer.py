@@ -14,7 +14,7 @@ from gradscale.runfile.committer import Committer, Flush, Item
 from gradscale.runfile.creation import journal_for, path_for_rank, prepare
 from gradscale.runfile.inserts import Detail, Event, Meta, Peaks, Samples
 from gradscale.runfile.process_hooks import AtExit, ignore_forks, watch_forks
-from gradscale.runfile.rows import StepRow, TensorSample
+from gradscale.runfile.rows import StepRow, TensorSample, storable
 from gradscale.runfile.schema import as_json
 from gradscale.runfile.thinning import due
 
@@ -159,7 +159,8 @@ class RunWriter:
         data: object = None,
     ) -> None:
         """Record an event under a code of the catalogue; `data` is copied as JSON."""
-        self._enqueue(Event(step, _now(), code, where, as_json(data)))
+        place = None if where is None else storable(where)
+        self._enqueue(Event(step, _now(), code, place, as_json(data)))
 
     def peaks(self, step: int, peaks: Mapping[str, float]) -> None:
         """Record the largest magnitude in each tensor, by name, for one step.
