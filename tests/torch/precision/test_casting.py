@@ -183,6 +183,17 @@ def test_a_compiled_model_is_one_graph_with_the_same_result(level):
     assert torch.equal(compiled(x), model(x))
 
 
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
+def test_a_model_at_a_level_is_exported(level):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2))
+    fp32_island(model)
+    outer = torch.nn.Sequential(model, torch.nn.Linear(2, 1))
+    outer, _, _ = initialize(outer, None, level)
+    x = torch.ones(3, 2)
+    exported = torch.export.export(outer.eval(), (x,)).module()
+    assert torch.equal(exported(x), outer(x))
+
+
 def test_a_compiled_island_is_one_graph():
     torch._dynamo.reset()
     module = fp32_island(torch.nn.Linear(2, 1))

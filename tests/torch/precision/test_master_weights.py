@@ -339,8 +339,20 @@ def by_scaler_on_masters(scaler, optimizer):
     scaler.clip_grad_norm_(master_params(optimizer), 1.0)
 
 
+def by_scaler_on_params(scaler, optimizer):
+    scaler.unscale_(optimizer)
+    scaler.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+
+
 @pytest.mark.parametrize(
-    "clip", [by_scaler, by_scaler_after_unscale, by_torch, by_scaler_on_masters]
+    "clip",
+    [
+        by_scaler,
+        by_scaler_after_unscale,
+        by_torch,
+        by_scaler_on_masters,
+        by_scaler_on_params,
+    ],
 )
 @pytest.mark.parametrize("fused", [False, True])
 def test_every_way_to_clip_gives_an_update_of_that_norm(clip, fused):

@@ -83,6 +83,12 @@ class CastForward:
             return inspect.signature(self.before)
         return inspect.signature(type(self.module).forward.__get__(self.module))
 
+    @property
+    def __code__(self) -> Any:
+        """The code of the module's own forward pass; `torch.export` takes its name."""
+        forward: Any = self.before or type(self.module).forward
+        return forward.__code__
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward pass between the casts."""
         if self.inputs is not None:

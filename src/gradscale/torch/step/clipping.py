@@ -100,6 +100,8 @@ def clip_bare_params(
 ) -> Tensor:
     """Clip bare parameters at once: their optimizers are not known. No host sync.
 
+    For parameters whose gradients were unscaled into masters, the masters are clipped.
+
     Args:
         iteration: The steps since the last update.
         params: The parameters.
@@ -114,6 +116,14 @@ def clip_bare_params(
     Returns:
         f32[], the norm of the unscaled gradients.
     """
+    waiting = iteration.unscaled() + [one.step for one in iteration.carried.values()]
+    masters = {
+        id(param): master
+        for step in waiting
+        if step.in_masters
+        for param, master in zip(step.owned_params(), step.params(), strict=True)
+    }
+    params = [masters.get(id(param), param) for param in params]
     try:
         gradients = collect(
             params,
