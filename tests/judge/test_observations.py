@@ -199,6 +199,7 @@ SHOWN = [
     ("GS116", [UNCLEARED], {"renewed": 1}),
     ("GS122", [{**UNCLEARED, "renewed": 1}], {"renewed": 0}),
     ("GS122", [{**LOOP, "looks": 8, "uncleared": 5}], {"uncleared": 4}),
+    ("GS113", [{**LOOP, "divided_again": 3}], {"divided_again": 2}),
     ("GS122", [{**LOOP, "repeated_updates": 3}], {"repeated_updates": 2}),
     ("GS104", [{**UNCLEARED, "renewed": 1, "late_backward": 2}], {"late_backward": 0}),
     ("GS122", [{**LOOP, "looks": 8, "uncleared": 5}], {"uncleared": 8}),

@@ -374,6 +374,18 @@ def _sizes(seen: Observations) -> dict[str, Any]:
     }
 
 
+def _twice(seen: Observations) -> dict[str, Any]:
+    sizes = _sizes(seen)
+    if seen._divided():
+        words = "other code writes to them between backward and the scaler, and the "
+        words += f"largest is {sizes['peak']:.3g} although S = {sizes['scale']}"
+    else:
+        words = (
+            f"after unscale_() other code divides them by S = {sizes['scale']} again"
+        )
+    return {**sizes, "words": words}
+
+
 def _times(key: str, noun: str) -> Callable[[Observations], dict[str, Any]]:
     def evidence(seen: Observations) -> dict[str, Any]:
         times = int(_number(seen.loop, key))
@@ -428,11 +440,10 @@ MISUSES: dict[str, Misuse] = {
         _sizes,
     ),
     "GS113": Misuse(
-        Observations._divided,
-        "gradients are unscaled twice: other code writes to them between backward and "
-        "the scaler, and the largest is {peak:.3g} although S = {scale}",
+        lambda seen: seen._divided() or seen._shown("divided_again"),
+        "gradients are unscaled twice: {words}",
         "every update is {scale} times too small",
-        _sizes,
+        _twice,
     ),
     "GS114": Misuse(
         lambda seen: seen._shown("unscaled"),

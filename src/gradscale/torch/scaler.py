@@ -756,6 +756,9 @@ class GradScaler(torch.amp.GradScaler):
             # There was no gradient then; there may be one now.
             state["stage"], unscaled = OptState.READY, False
         if unscaled:
+            if self._monitor.loop.due and can_touch_host():
+                loop, scale = self._monitor.loop, self._scale_of_grads(step)
+                loop.before_unscaled_step(step, scale)
             if self._recheck:
                 flags = state["found_inf_per_device"]
                 skip = skip_of(flags, step, self._required("step")[0].device)

@@ -16,8 +16,9 @@ from gradscale.diagnosis import diagnose_run
 from gradscale.errors import GradscaleWarning
 from gradscale.runfile import open_run
 from gradscale.torch import GradScaler
+from gradscale.torch.locate.autograd_graph import half_dtype
 from gradscale.torch.monitor import loop_check
-from gradscale.torch.monitor.loop_check import EVERY, half_dtype
+from gradscale.torch.monitor.loop_check import EVERY
 from gradscale.torch.monitor.step_hook import StepHook
 from tests.torch.training import iterate, parameter, planted
 
@@ -190,6 +191,14 @@ def clamped_by_hooks_while_scaled(loop, number):
     plain(loop, number)
 
 
+def divided_after_unscaling(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.scaler.unscale_(loop.optimizer)
+    torch._foreach_div_([p.grad for p in loop.params], loop.scaler.get_scale())
+    loop.step()
+
+
 def cleared_in_every_micro_batch(loop, number):
     for _ in range(3):
         loop.optimizer.zero_grad()
@@ -230,6 +239,7 @@ WRONG = {
     "clip_grad_norm_": (repeated(clipped_while_scaled), "clipped-scaled"),
     "clip_grad_value_": (repeated(clipped_by_value_while_scaled), "clipped-scaled"),
     "divided": (repeated(divided_by_hand), "unscaled-twice"),
+    "divided later": (repeated(divided_after_unscaling), "unscaled-twice"),
     "loss.backward()": (repeated(backward_on_the_loss), "backward-unscaled"),
     "second loss": (repeated(second_loss_not_scaled), "backward-unscaled"),
     "first loss": (repeated(first_loss_not_scaled), "backward-unscaled"),

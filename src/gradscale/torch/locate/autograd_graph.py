@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# The maximum distance in operations from a node to the parameters behind it.
+NEAR = 3
+_HALF = (torch.float16, torch.bfloat16)
 # Maximum number of views and casts between an operation and a weight it uses.
 MAX_VIEWS = 8
 # Nodes that pass gradient values on unchanged.
@@ -167,3 +170,45 @@ def plain_name(name: str) -> str:
     """
     plain = name.split("::")[-1].strip("_")
     return plain.removeprefix("native_").removesuffix("_legit")
+
+
+def half_dtype(loss: Tensor, nodes: Iterable[Any] | None = None) -> str | None:
+    """Return the half precision of a loss's graph, else its own; None if not known.
+
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> half_dtype(layer(torch.ones(1, 2)).sum())
+    'float32'
+
+    Args:
+        loss: The loss.
+        nodes: Those of its graph, if they are known.
+    """
+    nodes = list(nodes_of([loss]) if nodes is None else nodes)
+    dtypes = set()
+    for node in nodes:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            # A custom function, compiled graph or checkpoint: its dtypes are unknown.
+            return None
+        dtypes |= {meta.dtype for meta in node._input_metadata}
+    for dtype in _HALF:
+        if dtype in dtypes:
+            return str(dtype).removeprefix("torch.")
+    return str(loss.dtype).removeprefix("torch.") if nodes else None
+
+
+def params_behind(node: Any) -> list[Tensor]:
+    """Return the parameters that the gradient of a node reaches first.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> node = layer(torch.ones(1, 2)).double().grad_fn
+    >>> [tuple(param.shape) for param in params_behind(node)]
+    [(1,), (1, 2)]
+    """
+    layer = [node]
+    for _ in range(NEAR):
+        layer = [each for at in layer for each, _ in at.next_functions if each]
+        leaves = [leaf for each in layer if (leaf := leaf_behind(each)) is not None]
+        if leaves:
+            return leaves
+    return []

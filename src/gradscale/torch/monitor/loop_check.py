@@ -18,7 +18,12 @@ from torch.amp.grad_scaler import OptState
 from torch.optim.optimizer import Optimizer
 
 from gradscale.torch.device_state.async_copy import LAG, AsyncTensor
-from gradscale.torch.locate.autograd_graph import leaf_behind, leaves_of, nodes_of
+from gradscale.torch.locate.autograd_graph import (
+    half_dtype,
+    leaves_of,
+    nodes_of,
+    params_behind,
+)
 from gradscale.torch.monitor.model_lookup import ModelLookup, instances_of
 from gradscale.torch.monitor.step_hook import step_hook
 from gradscale.torch.names import names_of, yielded_by
@@ -46,10 +51,12 @@ DTYPES = 8
 PARAMS = 8
 # Scaled losses that are watched before an update.
 MOST_LOSSES = 64
+# The smallest scale by which gradients are divided again on purpose, and the relative
+# difference from it.
+LEAST_SCALE = 16.0
+CLOSE = 0.01
 # The number of norms from which their spread is meaningful.
 ENOUGH = 3
-# The maximum distance in operations from a cast to the parameters of its layer.
-NEAR = 3
 # The maximum number of parameter names that are recorded.
 MOST_NAMES = 20
 _HALF = (torch.float16, torch.bfloat16)
@@ -90,7 +97,7 @@ class LoopCheck:
             (
                 *("looks", "unscaled", "uncleared", "written", "cleared_early"),
                 *("late_backward", "renewed", "direct_steps", "unguarded_steps"),
-                "repeated_updates",
+                *("repeated_updates", "divided_again"),
             ),
             0,
         )
@@ -127,6 +134,8 @@ class LoopCheck:
         self._raw: dict[int, Tensor] = {}
         # Each with the number of the sample that started it.
         self._sizes: list[tuple[int, AsyncTensor]] = []
+        # How much smaller gradients are at the step than once unscaled, and the scale.
+        self._shrunk_again: list[tuple[int, AsyncTensor]] = []
         self._norms: list[float] = []
         self._peaks: list[float] = []
         self._shrunk = 0.0
@@ -289,6 +298,19 @@ class LoopCheck:
             both = AsyncTensor(torch.stack([*sizes, raw.to(sizes[0].device)]))
             self._sizes.append((self._counts["looks"], both))
 
+    def before_unscaled_step(self, step: OptimizerStep, scale: Tensor) -> None:
+        """Compare the norm of unscaled gradients with that at the end of backward.
+
+        Args:
+            step: Its gradients were unscaled, and perhaps written to since.
+            scale: f32[], that of its gradients.
+        """
+        raw, sizes = self._raw.get(id(step.owner())), _sizes_of(step)
+        if raw is not None and sizes is not None:
+            shrunk = raw.to(scale.device) / sizes[0].to(scale.device)
+            both = AsyncTensor(torch.stack([shrunk / scale, scale]))
+            self._shrunk_again.append((self._counts["looks"], both))
+
     def before_step(self, optimizer: Optimizer, *, scaled: bool) -> None:
         """Count a step that was not requested from the scaler. Called in any thread."""
         key, thread = id(optimizer), threading.get_ident()
@@ -374,6 +396,10 @@ class LoopCheck:
                 self._norms.append(norm)
                 self._peaks.append(peak)
                 self._shrunk = raw / norm if norm > 0.0 else 0.0
+        while self._shrunk_again and self._shrunk_again[0][0] + LAG < counts["looks"]:
+            shrunk, by = self._shrunk_again.pop(0)[1].values().tolist()
+            again = by >= LEAST_SCALE and abs(shrunk / by - 1.0) < CLOSE
+            counts["divided_again"] += again
         self._report(update, scale)
 
     def _report(self, update: int, scale: float) -> None:
@@ -476,31 +502,6 @@ class LoopCheck:
         return added > 0 and grad._version == mark.version + added
 
 
-def half_dtype(loss: Tensor, nodes: Iterable[Any] | None = None) -> str | None:
-    """Return the half precision of a loss's graph, else its own; None if not known.
-
-
-    >>> layer = torch.nn.Linear(2, 1)
-    >>> half_dtype(layer(torch.ones(1, 2)).sum())
-    'float32'
-
-    Args:
-        loss: The loss.
-        nodes: Those of its graph, if they are known.
-    """
-    nodes = list(nodes_of([loss]) if nodes is None else nodes)
-    dtypes = set()
-    for node in nodes:
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            # A custom function, compiled graph or checkpoint: its dtypes are unknown.
-            return None
-        dtypes |= {meta.dtype for meta in node._input_metadata}
-    for dtype in _HALF:
-        if dtype in dtypes:
-            return str(dtype).removeprefix("torch.")
-    return str(loss.dtype).removeprefix("torch.") if nodes else None
-
-
 def named_params(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a model, and of modules in its plain lists and dicts.
 
@@ -519,23 +520,6 @@ def named_params(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
                 if isinstance(each, torch.nn.Module):
                     path = ".".join(filter(None, (prefix, attribute, str(key))))
                     yield from each.named_parameters(path)
-
-
-def params_behind(node: Any) -> list[Tensor]:
-    """Return the parameters that the gradient of a node reaches first.
-
-    >>> layer = torch.nn.Linear(2, 1)
-    >>> node = layer(torch.ones(1, 2)).double().grad_fn
-    >>> [tuple(param.shape) for param in params_behind(node)]
-    [(1,), (1, 2)]
-    """
-    layer = [node]
-    for _ in range(NEAR):
-        layer = [each for at in layer for each, _ in at.next_functions if each]
-        leaves = [leaf for each in layer if (leaf := leaf_behind(each)) is not None]
-        if leaves:
-            return leaves
-    return []
 
 
 def _sizes_of(step: OptimizerStep) -> tuple[Tensor, Tensor] | None:
