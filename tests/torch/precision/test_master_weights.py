@@ -669,6 +669,16 @@ def test_an_optimizer_with_state_can_be_wrapped():
     assert buffer.tolist() == [0.5, 0.5]
 
 
+def test_a_state_that_is_loaded_after_unscale_keeps_the_gradients():
+    params = halves([(1.0,)])
+    optimizer = master_weights(torch.optim.SGD(params, lr=1.0))
+    scaler = scaled(params, scale=8.0, value=0.25)
+    scaler.unscale_(optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())
+    scaler.step(optimizer)
+    assert params[0].item() == 0.75
+
+
 def test_a_master_of_another_shape_is_refused_and_nothing_changes():
     params = halves()
     optimizer = master_weights(torch.optim.SGD(params, lr=0.5))

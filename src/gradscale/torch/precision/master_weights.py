@@ -419,7 +419,7 @@ class MasterWeights(torch.optim.Optimizer):
             self.inner.load_state_dict({**loaded, "state": states})
         for param, master in self._master_of.items():
             master.copy_(masters.get(param, param))
-        self._kept = self._read = None
+        self._kept = None
         for post in self._optimizer_load_state_dict_post_hooks.values():
             post(self)
 
