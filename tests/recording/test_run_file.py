@@ -297,6 +297,23 @@ class Seen(list):
         self.append(record.step)
 
 
+def test_a_finalizer_during_the_close_of_a_recorder_loses_no_row(tmp_path):
+    recorder = Recorder(tmp_path / "run.gs", quiet=True)
+    run = RecordedRun(recorder=recorder)
+    run.record_step(healthy(1))
+
+    def drain():
+        # As when garbage is collected in the middle.
+        recorder.let_go()
+        run.record_step(healthy(2))
+
+    recorder.before_end(drain)
+    recorder.close()
+    assert steps_of(tmp_path / "run.gs") == [1, 2]
+    with open_run(tmp_path / "run.gs") as file:
+        assert file.meta["end"]["state"] == "closed"
+
+
 def test_a_sink_that_raises_is_reported_once_and_dropped(capsys):
     failing, seen = Failing(), Seen()
     run = RecordedRun(sinks=[failing, seen])

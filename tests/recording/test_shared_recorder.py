@@ -94,6 +94,22 @@ def test_rows_of_a_closed_recorder_that_wait_for_another_are_written(make):
     assert read()[0] == list(enumerate([8.0, 8.0, 32.0, 32.0], start=1))
 
 
+def test_a_finalizer_during_the_close_of_a_recorder_loses_no_row(make):
+    new, read = make
+    scaler = new(4.0)
+    scaler.update(times=3)
+
+    def arrive():
+        # As when garbage is collected in the middle.
+        scaler.recorder.let_go()
+        scaler.arrive()
+
+    scaler.recorder.before_end(arrive)
+    scaler.recorder.close()
+    rows, _ = read()
+    assert rows == [(1, 4.0), (2, 4.0), (3, 4.0)]
+
+
 def test_steps_that_a_graph_replays_are_numbered_as_they_arrive(make):
     scaler, read = make
     only = scaler(8.0)

@@ -128,6 +128,7 @@ class Recorder:
         self._written_as = 0
         self._at_exit: AtExit | None = None
         self._before_end: Callable[[], None] | None = None
+        self._draining = False
         self._culprits: tuple[str, ...] = ()
         self._steps = self._skipped = self._idle = 0
         self._framework = ""
@@ -347,6 +348,9 @@ class Recorder:
             end: The end state, in a word.
             facts: Further facts about the end, JSON values.
         """
+        if self._draining:
+            # A finalizer during the drain, which still records rows.
+            return
         self._drain()
         if self._at_exit is not None:
             self._at_exit.cancel()
@@ -385,7 +389,11 @@ class Recorder:
     def _drain(self) -> None:
         drain, self._before_end = self._before_end, None
         if drain is not None and os.getpid() == self._pid:
-            drain()
+            self._draining = True
+            try:
+                drain()
+            finally:
+                self._draining = False
 
 
 def _listed(names_of: Callable[[], Sequence[str]]) -> list[str]:

@@ -188,7 +188,7 @@ class SharedRecorder(Recorder):
         self._awaited: deque[int] = deque(maxlen=IN_FLIGHT)
         self._thread = 0
         self._introduction: dict[str, Any] | None = None
-        self._ended = False
+        self._closing = self._ended = False
         super().__init__(path, **options)
 
     def begin(self) -> bool:
@@ -356,15 +356,21 @@ class SharedRecorder(Recorder):
         file, writer = self._recording(), self.writer
         if file is None or writer is None:
             return
-        drain, self._before_end = self._before_end, None
-        if drain is not None:
-            drain()
         with file.lock:
-            self._ended = True
-            self._awaited.clear()
-            if self in file.parts:
-                file.parts.remove(self)
-            file.write_due()
+            if self._closing:
+                # A finalizer during the drain below, which still records rows.
+                return
+            self._closing = True
+            drain, self._before_end = self._before_end, None
+            try:
+                if drain is not None:
+                    drain()
+            finally:
+                self._ended = True
+                self._awaited.clear()
+                if self in file.parts:
+                    file.parts.remove(self)
+                file.write_due()
         writer.flush()
 
     def _drain(self) -> None:

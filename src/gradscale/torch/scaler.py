@@ -522,7 +522,8 @@ class GradScaler(torch.amp.GradScaler):
             if step.stats is None:
                 step.read(scale, unscale=both)
             flags = self._unscale_read(step, scale)
-        state["found_inf_per_device"] = flags
+        # Without gradients, those of gradients that were cleared since.
+        state["found_inf_per_device"] = flags or state["found_inf_per_device"]
         state["stage"] = OptState.UNSCALED
         if step.clip is not None:
             step.clip = step.clip.applied()
@@ -606,7 +607,8 @@ class GradScaler(torch.amp.GradScaler):
         flags = self._iteration.decide(step, scale, divide=True)
         if self._monitor.meter.wanted:
             self._sample(step)
-        self._iteration.states[id(optimizer)]["found_inf_per_device"] = flags
+        state = self._iteration.states[id(optimizer)]
+        state["found_inf_per_device"] = flags or state["found_inf_per_device"]
         return flags
 
     def _maybe_opt_step(
