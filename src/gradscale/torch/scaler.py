@@ -597,11 +597,12 @@ class GradScaler(torch.amp.GradScaler):
 
     def _check_inf_per_device(self, optimizer: Any) -> dict[Any, Any]:
         """Read the gradients and write nothing; the optimizer itself unscales."""
-        step, state = self._open(optimizer, "_check_inf_per_device"), self._state
+        step = self._open(optimizer, "_check_inf_per_device")
         assert self._scale is not None
-        assert state is not None
+        assert self._state is not None
         step.collect(allow_fp16=True)
-        scale = self._iteration.scale_of_grads(step, self._scale, state.used_scale)
+        used_scale = self._state.used_scale
+        scale = self._iteration.scale_of_grads(step, self._scale, used_scale)
         if step.stats is None:
             step.read(scale)
         flags = self._iteration.decide(step, scale, divide=True)
