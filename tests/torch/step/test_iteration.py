@@ -440,9 +440,22 @@ def _unscaled_after_clear(scaler, optimizer):
     scaler.unscale_(optimizer)
 
 
+def _carried_and_cleared(scaler, optimizer):
+    scaler.unscale_(optimizer)
+    scaler.update(32.0)
+    scaler.unscale_(optimizer)
+    optimizer.zero_grad()
+
+
 @pytest.mark.parametrize("new_scale", [None, 64.0])
 @pytest.mark.parametrize(
-    "calls", [_cleared_after_clip, _cleared_after_unscale, _unscaled_after_clear]
+    "calls",
+    [
+        _carried_and_cleared,
+        _cleared_after_clip,
+        _cleared_after_unscale,
+        _unscaled_after_clear,
+    ],
 )
 @optimizers
 def test_gradients_after_cleared_ones_have_the_scale_of_their_loss(

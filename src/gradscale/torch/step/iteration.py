@@ -168,7 +168,8 @@ class Iteration:
     def forget_cleared(self) -> None:
         """Forget unscaled or clipped steps whose gradients were all set to None."""
         for step in self.unscaled() + self.clipped():
-            had_some = step.snapshot is not None and step.snapshot.present
+            # A step that was carried over has released its snapshot.
+            had_some = step.marks if step.snapshot is None else step.snapshot.present
             if had_some and all(param.grad is None for param in step.owned_params()):
                 key = id(step.optimizer)
                 self.steps.pop(key)
