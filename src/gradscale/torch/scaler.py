@@ -880,6 +880,7 @@ class GradScaler(torch.amp.GradScaler):
             )
         elif forced is not None:
             force_scale_(self._policy, self._scaling(scale, state), state, forced)
+            self._monitor.scale_was_set = True
         elif not idle:
             raise messages.nothing_to_update()
         if idle:

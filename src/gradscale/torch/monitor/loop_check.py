@@ -78,7 +78,6 @@ class LoopCheck:
     Attributes:
         due: The current update is sampled.
         stepping: The scaler is stepping an optimizer.
-        stepped: A step has used gradients of a scaled backward pass.
         foreign: Detects gradients accumulated from an unscaled loss.
     """
 
@@ -91,7 +90,7 @@ class LoopCheck:
     ) -> None:
         self._observe = observe
         self._lookup = lookup
-        self.due, self.stepping, self.stepped = True, False, False
+        self.due, self.stepping = True, False
         self.foreign = ForeignGrads()
         self._counts = dict.fromkeys(
             (
@@ -317,7 +316,6 @@ class LoopCheck:
         if not self.has_stepped(optimizer):
             weakref.finalize(optimizer, self._threads.pop, key, None).atexit = False
         self._threads[key] = weakref.ref(optimizer), thread
-        self.stepped = self.stepped or scaled
         if thread != self._thread or scaled or not self.due:
             return
         states = {} if self._iteration is None else self._iteration.states
@@ -329,7 +327,6 @@ class LoopCheck:
         # The gradients are those of the scaled backward pass, unchanged.
         if known and self._after_backward[id(known[0])].holds(known[0].grad):
             self._counts["direct_steps"] += 1
-            self.stepped = True
 
     def late_backward(self, update: int, scale: float) -> None:
         """Count a backward pass that has added to unscaled gradients."""

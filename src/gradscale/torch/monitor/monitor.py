@@ -130,6 +130,8 @@ class Monitor:
         self._locations = LocationReport(self._run)
         # Losses scaled since the last update, and before each earlier one.
         self.scaled_losses = 0
+        # By an update without a step.
+        self.scale_was_set = False
         self._windows: Counter[int] = Counter()
         self._last_weights: Mapping[str, Any] = {}
         self._last_scale = 0.0
@@ -292,9 +294,9 @@ class Monitor:
     def _unused_losses(self) -> int:
         """Return the excess of losses in windows far longer than the usual one.
 
-        0 if no step was taken: other code may use the scaled gradients.
+        0 if other code steps, and sets the scale.
         """
-        if not (self._windows or self.loop.stepped):
+        if self.scale_was_set and not self._windows:
             return 0
         [(usual, _)] = self._windows.most_common(1) or [(1, 0)]
         windows = [*self._windows.items(), (self.scaled_losses, 1)]
