@@ -122,6 +122,25 @@ def test_a_batch_that_is_not_finite_is_an_input():
     assert (found.module, found.tensor, found.count) == ("", "input", 4)
 
 
+@pytest.mark.parametrize("masks", [0, 1])
+def test_a_negative_infinity_without_other_inputs_is_no_mask(masks):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, *inputs):
+            return self.linear(inputs[0]) + sum(inputs)
+
+    batch = torch.ones(2, 2)
+    batch[0, 0] = -math.inf
+    # Infinity minus infinity in the sum.
+    inputs = (torch.ones(2, 2), batch, batch.neg().neg()) if masks else (batch,)
+    model = Model()
+    found = watched(model, lambda: (model(*inputs) * torch.nan).sum())
+    assert found.given is (masks == 0)
+
+
 @pytest.mark.parametrize(
     ("value", "direction"),
     [(math.inf, "forward"), (math.nan, "forward"), (-math.inf, "")],

@@ -4,6 +4,7 @@ Shared by the replay, which observes every operation, and by the module hooks, w
 observe module inputs, module outputs and gradients.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -234,8 +235,16 @@ def locate(
         in_forward = [
             i for i in in_forward if _is_hidden(observations[i], forward, stats)
         ]
+    inputs = Counter(each.module for each in forward if each.tensor == "input")
     first = first_origin(
-        _origin_of(i, each, nodes, stats[each.stats], masked=nan_loss)
+        _origin_of(
+            i,
+            each,
+            nodes,
+            stats[each.stats],
+            # A mask comes along with data.
+            masked=nan_loss and not (each.given and inputs[each.module] == 1),
+        )
         for i in in_forward or (i for i in bad if observations[i].node >= 0)
         for each in [observations[i]]
     )
