@@ -90,6 +90,28 @@ def _wall(row: dict[str, Any] | None) -> str:
     return f"{row['wall_p50']:.3g} ms, {row['wall_ratio_to_torch']:.2f} × torch"
 
 
+def loop_table() -> str:
+    """Return the time of a step of torch's documented loop, under either scaler."""
+    lines = []
+    for record in _records("loop"):
+        for name, rows in _by_set(record).items():
+            torchs, ours = rows[TORCH], rows["gradscale, torch's loop + fused"]
+            lines.append(
+                [
+                    f"{name}, {record['device']}",
+                    _time(torchs, ()),
+                    _time(ours, PAIRED),
+                    f"{torchs['wall_p50']:.3g} ms",
+                    _wall(ours),
+                ]
+            )
+    loops = ("`torch.amp`", "gradscale")
+    head = [
+        f"{loop}, {clock}" for clock in ("device", "host included") for loop in loops
+    ]
+    return _table(["torch's loop, fused AdamW", *head], lines)
+
+
 def memory_table() -> str:
     """Return the GPU memory that a scaler needs, as a share of the parameters."""
     impls = (TORCH, FUSED, OWN, "gradscale, plain + fused")
@@ -439,6 +461,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "step": step_table,
     "step-short": step_short_table,
     "wall": wall_table,
+    "loop": loop_table,
     "memory": memory_table,
     "host": host_table,
     "train": train_table,

@@ -109,6 +109,23 @@ def test_a_step_by_itself_is_shown_for_gpus(results):
     assert last_row(table)[1:] == ["8 ms", "–", "4 ms, 0.50 × torch", "–"]
 
 
+def test_torchs_loop_is_shown_under_either_scaler(results):
+    results(
+        "loop_h200",
+        step_row(measured.TORCH, 1.5, wall_p50=3.0),
+        step_row(
+            "gradscale, torch's loop + fused",
+            1.8,
+            ratio_to_torch=1.2,
+            wall_p50=3.3,
+            wall_ratio_to_torch=1.1,
+        ),
+    )
+    assert last_row(measured.loop_table())[1:] == [
+        *("1.5 ms", "1.8 ms, 1.20 × torch", "3 ms", "3.3 ms, 1.10 × torch"),
+    ]
+
+
 def test_memory_is_a_share_of_the_parameters(results):
     results("step_cpu", step_row(measured.TORCH, 145.0))
     results("step_h200", step_row(measured.OWN, 1.2, memory_share=1.0066))
