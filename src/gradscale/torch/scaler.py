@@ -815,7 +815,7 @@ class GradScaler(torch.amp.GradScaler):
         if self._on_skip == "clear":
             grads = [param.grad for param in step.params() if param.grad is not None]
             zero_where_(grads, skip)
-        step.mark_used(still_scaled, written=snapshot is None)
+        step.mark_unscaled(still_scaled, written=snapshot is None)
         return returned
 
     def _step_older_protocol(

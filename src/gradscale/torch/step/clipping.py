@@ -156,7 +156,7 @@ def clip_bare_params(
     clipped = frozenset(map(id, params))
     for step in steps:
         if iteration.affects(clipped, step):
-            step.mark_used()
+            step.mark_unscaled()
             iteration.also_skip(step, clip.norm_unusable)
     iteration.params_clips.append((clipped, clip))
     return clip.norm

@@ -94,13 +94,13 @@ class Iteration:
             id; after it, without those of known optimizers.
         strays: Their gradients that an update has found, by the same key.
         first_backwards: Checks the origin of their gradients before the first update.
-        closed: The keys of the steps that the last update has ended; none if it only
+        ended: The keys of the steps that the last update has ended; none if it only
             set the scale.
     """
 
     def __init__(self) -> None:
         self.settled: dict[int, OptimizerStep] = {}
-        self.closed: set[int] = set()
+        self.ended: set[int] = set()
         self.carried: dict[int, Carried] = {}
         self.used: dict[int, OptimizerStep] = {}
         self.first = True
@@ -120,7 +120,7 @@ class Iteration:
 
     def replace_states(self, states: dict[int, dict[str, Any]]) -> None:
         """Replace the table of states, by which other code ends the iteration."""
-        self.closed = set(self.steps)
+        self.ended = set(self.steps)
         self.renew()
         self.states = states
 
@@ -211,7 +211,7 @@ class Iteration:
             return step.scale
         if self.scaled and self.noted:
             return used_scale
-        from_elsewhere = self.scaled or id(step.optimizer) in self.closed
+        from_elsewhere = self.scaled or id(step.optimizer) in self.ended
         grads_scale = scale if from_elsewhere else used_scale
         if step.snapshot is not None and not step.snapshot.present:
             # The gradients of the step are still to come.
@@ -279,7 +279,7 @@ class Iteration:
         closed = {
             id(param)
             for key, step in self.settled.items()
-            if key in self.closed and step.owner() is not None
+            if key in self.ended and step.owner() is not None
             for param in step.params()
         }
         return closed.issuperset(id(param) for param in params)
@@ -398,7 +398,7 @@ class Iteration:
             carried = self._carry(used_scale)
             if self.leaves or self.first:
                 self._note_strays(used_scale, entries)
-        self.closed = set(touched)
+        self.ended = set(touched)
         settled = [self.steps.get(key) or OptimizerStep() for key in touched]
         if touched:
             self.settled = dict(zip(touched, settled, strict=True))

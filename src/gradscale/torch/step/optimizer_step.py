@@ -378,7 +378,7 @@ class OptimizerStep:
             self.snapshot.kind,
         )
         self.clip = self.clip.applied()
-        self.mark_used()
+        self.mark_unscaled()
 
     def check_again(self, flags: dict[Any, Tensor], skip: Tensor) -> dict[Any, Tensor]:
         """Read unscaled gradients once more; return the skip by device.
@@ -432,7 +432,7 @@ class OptimizerStep:
             and list(map(_VERSION, last.wrapped)) == self.wrapper_versions
         )
 
-    def mark_used(
+    def mark_unscaled(
         self, still_scaled: tuple[Tensor, Tensor] | None = None, *, written: bool = True
     ) -> None:
         """Mark the gradients as unscaled, except for `still_scaled`.
@@ -478,11 +478,11 @@ class OptimizerStep:
             self.optimizer.unscale_to_masters(multiplier)
             self.in_masters = True
             self.snapshot = self._snapshot_of_grads(allow_fp16=False)
-            self.mark_used()
+            self.mark_unscaled()
             return
         if self.stats is not None and self.stats.unscaled:
             tensor_list.note_writes(self.snapshot.tensors)
-            self.mark_used()
+            self.mark_unscaled()
             return
         if not unscaled:
             multiply_(
@@ -490,7 +490,7 @@ class OptimizerStep:
                 multiplier,
                 self.snapshot.kind,
             )
-            self.mark_used()
+            self.mark_unscaled()
             return
         fresh, rest = [], []
         pairs = zip(
@@ -509,7 +509,7 @@ class OptimizerStep:
         multiply_(fresh, multiplier)
         for tensor, (skip, scale) in rest:
             multiply_([tensor], torch.where(skip == 0.0, 1.0, scale.reciprocal()))
-        self.mark_used()
+        self.mark_unscaled()
 
     def culprits(self) -> list[str]:
         """Return the names of the parameters that were not finite. Syncs."""
