@@ -260,6 +260,26 @@ def test_gradients_that_overflow_only_in_their_sum_are_named():
     assert (found.module, found.tensor) == ("first", "grad_output")
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_division_by_a_count_of_0_is_named(count):
+    model = nn.Linear(2, 3)
+    counts = torch.tensor([2, count, 1])
+
+    def loss():
+        each = model(torch.zeros(4, 2)).square().sum(0)[:3] * torch.tensor([1.0, 0, 1])
+        mean = each / counts
+        # No target, although no graph has computed it.
+        return (torch.softmax(mean.detach(), 0) * mean).sum()
+
+    found = watched(model, loss)
+    assert found.found is (count == 0)
+    if found.found:
+        assert (
+            found.where == "forward, outside any module, div, 1 / divisor: 1 of 3 inf"
+        )
+        assert found.pattern.name == "division_by_zero"
+
+
 def test_a_loss_that_is_nan_outside_any_module_is_located_there():
     model = Between(lambda x: x)
     found = watched(model, lambda: (model(half_ones()) * 0.0).log().float().sum())

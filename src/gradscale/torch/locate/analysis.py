@@ -17,6 +17,8 @@ from gradscale.torch.locate.tensor_stats import TensorStats
 
 # How many operations back the inputs of an operation are followed for its evidence.
 MAX_DEPTH = 4
+# The reciprocal of a divisor outside any module, as far as it is infinite.
+DIVISOR = "1 / divisor"
 # The largest float16.
 LARGEST_HALF = 65504.0
 
@@ -168,8 +170,9 @@ class Observation(NamedTuple):
     """One tensor that the module hooks measured.
 
     Attributes:
-        tensor: "input" or "output" of a module, "target", "difference" from a target,
-            "loss", "scaled loss", "grad_input", "grad_output" or "gradient of NAME".
+        tensor: "input" or "output" of a module, `DIVISOR`, "target", "difference" from
+            a target, "loss", "scaled loss", "grad_input", "grad_output" or "gradient of
+            NAME".
         module: The module it belongs to.
         caller: For an input, the module that called `module`.
         stats: Index of its statistics.
@@ -305,6 +308,8 @@ def _origin_of(
         context = "computed after the last module, or in the product with the scale"
     is_mask = masked and observed.tensor == "input" and not (stats.nan or stats.pos_inf)
     operation = Operation("", module)
+    if tensor == DIVISOR:
+        operation = Operation("div", module, [stats._replace(low=0.0, high=0.0)])
     return Origin(
         order, "forward", operation, tensor, stats, is_mask=is_mask, context=context
     )

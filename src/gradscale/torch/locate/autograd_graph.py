@@ -120,6 +120,21 @@ def differences_saved_by(node: Any) -> list[tuple[Tensor, Any]]:
     return found
 
 
+def divisor_saved_by(node: Any) -> Tensor | None:
+    """Return the divisor that a division keeps for backward; None for other nodes.
+
+    >>> import torch
+    >>> divisor_saved_by((torch.ones(1, requires_grad=True) / torch.zeros(1)).grad_fn)
+    tensor([0.])
+    """
+    kept: Any = None
+    if node.name().startswith("DivBackward"):
+        # Raised for a tensor that was freed or written to since.
+        with suppress(RuntimeError):
+            kept = getattr(node, "_saved_other", None)
+    return kept if isinstance(kept, Tensor) else None
+
+
 def _saved_by(node: Any) -> list[Tensor]:
     found = []
     for name in dir(node):

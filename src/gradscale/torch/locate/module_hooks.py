@@ -10,13 +10,21 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gradscale.torch.locate.analysis import GraphNode, Observation, Operation, locate
+from gradscale.torch.locate.analysis import (
+    DIVISOR,
+    GraphNode,
+    Observation,
+    Operation,
+    locate,
+)
 from gradscale.torch.locate.autograd_graph import (
     data_saved_by,
     differences_saved_by,
+    divisor_saved_by,
     is_view,
     leaf_behind,
     nodes_of,
@@ -188,6 +196,12 @@ class ModuleHooks:
         outside = [node for node in nodes if self._modules.of_node(node) == NO_MODULE]
         model = None if self._model is None else self._model()
         own = set() if model is None else _memory_of(model)
+        divisors = [
+            # A count is no floating-point number.
+            (DIVISOR, torch.where(divisor == 0, torch.inf, 0.0))
+            for node in outside
+            if is_plain(divisor := divisor_saved_by(node))
+        ]
         # The statistics of a norm in evaluation mode are saved too.
         given = [
             ("target", data)
@@ -201,7 +215,12 @@ class ModuleHooks:
             for each, behind in differences_saved_by(node)
             if self._modules.of_node(behind) != NO_MODULE
         ]
-        for role, tensor in (*given, ("loss", loss), ("scaled loss", scaled)):
+        for role, tensor in (
+            *divisors,
+            *given,
+            ("loss", loss),
+            ("scaled loss", scaled),
+        ):
             if is_plain(tensor):
                 self._observe(role, NO_MODULE, NO_MODULE, tensor)
         if len(self._nodes) + len(nodes) > MAX_OBSERVATIONS:
