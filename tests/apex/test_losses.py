@@ -289,6 +289,19 @@ def test_a_window_that_is_given_up_leaves_no_gradient(clear):
     assert grads_of(optimizer) == [[2.0] * 4, [2.0]]
 
 
+@pytest.mark.parametrize("level", ["O0", "O2"])
+def test_gradients_may_be_cleared_inside_the_block(level):
+    model, optimizer = model_and_optimizer(level)
+    backward(model, optimizer, BATCHES[0])
+    with amp.scale_loss(model(BATCHES[1]).sum(), optimizer) as scaled:
+        optimizer.zero_grad()
+        scaled.backward()
+    inside = grads_of(optimizer)
+    optimizer.zero_grad()
+    backward(model, optimizer, BATCHES[1])
+    assert grads_of(optimizer) == inside
+
+
 def test_nested_blocks_of_one_optimizer_are_refused():
     model, optimizer = model_and_optimizer("O2", num_losses=2)
     losses = [model(batch).sum() for batch in BATCHES[:2]]

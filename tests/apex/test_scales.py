@@ -71,6 +71,9 @@ def test_a_script_can_change_window_floor_and_ceiling():
     scaler._scale_seq_len = 1
     scaler._min_loss_scale, scaler._max_loss_scale = 2.0, 8.0
     assert (scaler._scale_seq_len, scaler._min_loss_scale) == (1, 2.0)
+    scaler._min_loss_scale = None
+    assert scaler._min_loss_scale == 2.0**-24
+    scaler._min_loss_scale = 2.0
     scaler._loss_scale = 4
     assert [row[3] for row in run(scaler, [[None, False]] * 2)] == [8.0, 8.0]
     assert [row[3] for row in run(scaler, [[None, True]] * 3)] == [4.0, 2.0, 2.0]

@@ -135,6 +135,15 @@ def test_values_of_meta_are_json(tmp_path):
 # --- the end --------------------------------------------------------------------------
 
 
+def test_names_that_become_the_same_do_not_stop_the_record(tmp_path):
+    with RunWriter(tmp_path / "run.gs") as writer:
+        writer.step(1, 1.0, True, "GS000")
+        writer.peaks(1, {"a\udc80": 1.0, "a\\udc80": 2.0})
+        writer.step(2, 1.0, True, "GS000")
+    with open_run(tmp_path / "run.gs") as run:
+        assert (run.last_step, list(run.peaks(1))) == (2, ["a\\udc80"])
+
+
 def test_names_that_no_reader_would_accept_are_changed(tmp_path):
     long = "n" * 20_000
     names = ["plain", "\udc80", f"{long}1", f"{long}2"]

@@ -85,7 +85,7 @@ def multi_tensor_unscale_l2norm(
     inv_scale: Tensor,
     per_tensor: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the norms of inputs times `inv_scale`, f32[1]; else as the above."""
+    """Return the norms of inputs times `inv_scale`; see `multi_tensor_l2norm`."""
     (inputs,) = tensor_lists
     unscaled = [tensor.detach().float() * inv_scale for tensor in inputs]
     return multi_tensor_l2norm(chunk_size, noop_flag, [unscaled], per_tensor)

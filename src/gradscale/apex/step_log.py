@@ -59,7 +59,7 @@ class StepLog:
         loss: float | None = None,
         culprits: Callable[[], Sequence[str]] = tuple,
     ) -> None:
-        """Enter one step.
+        """Add one step.
 
         Args:
             scales: The scale of this step and that of the next one.

@@ -404,11 +404,11 @@ def falling_scale(context: Context, episode: Episode | None, alarm: Alarm) -> Fi
 
 
 def misuse(context: Context, code: str) -> Finding:
-    """GS112 to GS121: the training loop uses the scaler in a wrong way."""
+    """A code of `MISUSES`: the training loop uses the scaler in a wrong way."""
     row, observations = MISUSES[code], context.observations
-    seen = row.evidence(observations)
-    what, cost = row.what.format_map(seen), row.cost.format_map(seen)
-    return _finding(code, context, observations.since[row.kind], what, cost, seen)
+    what, cost = row.texts(observations)
+    since, seen = observations.since[row.kind], row.evidence(observations)
+    return _finding(code, context, since, what, cost, seen)
 
 
 def scale_is_blamed(episode: Episode) -> bool:

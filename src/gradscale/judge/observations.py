@@ -349,9 +349,10 @@ class Misuse(NamedTuple):
     Attributes:
         holds: Whether observations show it.
         what: One sentence without a full stop; names in braces are filled in from the
-            evidence.
+            evidence and from `words`.
         cost: What it costs; likewise.
         evidence: Returns the evidence.
+        words: Returns parts of the sentences.
         kind: The observation that shows it.
     """
 
@@ -359,74 +360,85 @@ class Misuse(NamedTuple):
     what: str
     cost: str
     evidence: Callable[[Observations], dict[str, Any]] = lambda seen: {}
+    words: Callable[[Observations], dict[str, Any]] = lambda seen: {}
     kind: str = "loop"
 
-
-def _sizes(seen: Observations) -> dict[str, Any]:
-    loop = seen.loop
-    norm, peak, scale = (_number(loop, name) for name in ("norm", "peak", "scale"))
-    unscaled_norm = norm / scale if scale else 0.0
-    return {
-        "norm": norm,
-        "unscaled_norm": unscaled_norm,
-        "peak": peak,
-        "scale": power(scale),
-    }
+    def texts(self, seen: Observations) -> tuple[str, str]:
+        """Return `what` and `cost`, filled in."""
+        known = {**self.evidence(seen), **self.words(seen)}
+        return self.what.format_map(known), self.cost.format_map(known)
 
 
-def _twice(seen: Observations) -> dict[str, Any]:
-    sizes = _sizes(seen)
+def _loop_scale(seen: Observations) -> dict[str, Any]:
+    return {"scale": power(_number(seen.loop, "scale"))}
+
+
+def _clip(seen: Observations) -> dict[str, Any]:
+    return {"norm": _number(seen.loop, "norm"), **_loop_scale(seen)}
+
+
+def _unscaled_norm(seen: Observations) -> dict[str, Any]:
+    norm, scale = _number(seen.loop, "norm"), _number(seen.loop, "scale")
+    return {"unscaled_norm": norm / scale if scale else 0.0}
+
+
+def _divided_peak(seen: Observations) -> dict[str, Any]:
+    peak = {"peak": _number(seen.loop, "peak")} if seen._divided() else {}
+    return {**peak, **_loop_scale(seen)}
+
+
+def _how_divided(seen: Observations) -> dict[str, Any]:
     if seen._divided():
-        words = "other code writes to them between backward and the scaler, and the "
-        words += f"largest is {sizes['peak']:.3g} although S = {sizes['scale']}"
-    else:
-        words = (
-            f"after unscale_() other code divides them by S = {sizes['scale']} again"
-        )
-    return {**sizes, "words": words}
+        how = "other code writes to them between backward and the scaler, and the "
+        how += f"largest is {_number(seen.loop, 'peak'):.3g} although S = "
+        return {"how": how + _loop_scale(seen)["scale"]}
+    return {"how": "after unscale_() other code divides them by the scale again"}
+
+
+def _number_of(key: str) -> Callable[[Observations], dict[str, Any]]:
+    return lambda seen: {key: int(_number(seen.loop, key))}
 
 
 def _times(key: str, noun: str) -> Callable[[Observations], dict[str, Any]]:
-    def evidence(seen: Observations) -> dict[str, Any]:
-        times = int(_number(seen.loop, key))
-        return {key: times, "words": counted(times, noun)}
-
-    return evidence
+    return lambda seen: {"times": counted(int(_number(seen.loop, key)), noun)}
 
 
 def _missing(seen: Observations) -> dict[str, Any]:
     names = _names(seen.missing, "names")
     number = int(_number(seen.missing, "count")) or len(names)
+    return {"parameter": names[0], "missing": number}
+
+
+def _missing_words(seen: Observations) -> dict[str, Any]:
+    number, names = _missing(seen)["missing"], _names(seen.missing, "names")
     shown = ", ".join(names[:MOST_NAMES]) + (", ..." if number > MOST_NAMES else "")
     verb = "has a gradient and is" if number == 1 else "have gradients and are"
-    return {
-        "parameter": names[0],
-        "missing": number,
-        "words": f"{counted(number, 'parameter')} {verb} in no optimizer: {shown}",
-    }
+    return {"which": f"{counted(number, 'parameter')} {verb}", "names": shown}
 
 
 def _float16(seen: Observations) -> dict[str, Any]:
-    number = int(_number(seen.setup_facts, "float16_params"))
-    verb = "is" if number == 1 else "are"
     return {
         "parameter": str(seen.setup_facts.get("float16_param", "")),
-        "float16_params": number,
-        "words": f"{counted(number, 'trainable parameter')} {verb} float16",
+        "float16_params": int(_number(seen.setup_facts, "float16_params")),
     }
 
 
-def _too_often(seen: Observations) -> dict[str, Any]:
+def _float16_words(seen: Observations) -> dict[str, Any]:
+    number = _float16(seen)["float16_params"]
+    verb = "is" if number == 1 else "are"
+    return {"which": f"{counted(number, 'trainable parameter')} {verb}"}
+
+
+def _how_often(seen: Observations) -> dict[str, Any]:
     if seen._repeated():
         return {
-            "repeated_updates": True,
-            "words": "update() is called again before another loss is scaled",
+            "how": "update() is called again before another loss is scaled",
             "effect": "an overflow lowers the scale several times, and the optimizers "
             "of one backward pass may be skipped differently",
         }
     return {
-        "words": "step() and update() are called several times before the gradients "
-        "are cleared",
+        "how": "step() and update() are called several times before the gradients are "
+        "cleared",
         "effect": "each step uses the gradients of the steps before it again",
     }
 
@@ -437,39 +449,44 @@ MISUSES: dict[str, Misuse] = {
         "gradients are clipped while they are scaled: their norm is always {norm:.3g} "
         "at S = {scale}, which is {unscaled_norm:.2g} once unscaled",
         "every update is far smaller than it should be",
-        _sizes,
+        _clip,
+        _unscaled_norm,
     ),
     "GS113": Misuse(
-        lambda seen: seen._divided() or seen._shown("divided_again"),
-        "gradients are unscaled twice: {words}",
+        lambda seen: seen._divided() or _number(seen.loop, "divided_again") > 1,
+        "gradients are unscaled twice: {how}",
         "every update is {scale} times too small",
-        _twice,
+        _divided_peak,
+        _how_divided,
     ),
     "GS114": Misuse(
         lambda seen: seen._shown("unscaled"),
         "backward() runs on a loss that was not scaled, and the gradients are divided "
         "by S = {scale} all the same",
         "updates are {scale} times too small, and small gradients underflow",
-        _sizes,
+        _loop_scale,
     ),
     "GS115": Misuse(
         lambda seen: _number(seen.loop, "direct_steps") > 0,
-        "optimizer.step() was called directly, at least {words}",
+        "optimizer.step() was called directly, at least {times}",
         "such steps use scaled gradients, or gradients that are not finite",
+        _number_of("direct_steps"),
         _times("direct_steps", "time"),
     ),
     "GS104": Misuse(
         lambda seen: _number(seen.loop, "late_backward") > 0,
         "backward() adds scaled gradients to gradients that are already unscaled, in "
-        "at least {words}",
+        "at least {times}",
         "the sum is neither scaled nor unscaled, and the step is wrong",
+        _number_of("late_backward"),
         _times("late_backward", "iteration"),
     ),
     "GS122": Misuse(
         lambda seen: seen._repeated() or seen._stepped_in_window(),
-        "{words}",
+        "{how}",
         "{effect}",
-        _too_often,
+        lambda seen: {"repeated_updates": True} if seen._repeated() else {},
+        _how_often,
     ),
     "GS116": Misuse(
         lambda seen: seen._uncleared() and not seen._sometimes(),
@@ -486,23 +503,26 @@ MISUSES: dict[str, Misuse] = {
     ),
     "GS118": Misuse(
         lambda seen: seen.scalers >= SCALERS,
-        "{words} new scalers were made while training went on",
+        "{new} new scalers were made while training went on",
         "each begins at init_scale again: the scale that was found is lost",
-        lambda seen: {"scalers": seen.scalers, "words": str(seen.scalers - 1)},
+        lambda seen: {"scalers": seen.scalers},
+        lambda seen: {"new": seen.scalers - 1},
         "scaler",
     ),
     "GS119": Misuse(
         lambda seen: bool(_names(seen.missing, "names")),
-        "{words}",
+        "{which} in no optimizer: {names}",
         "these parameters never change",
         _missing,
+        _missing_words,
         "missing",
     ),
     "GS120": Misuse(
         lambda seen: _number(seen.setup_facts, "float16_params") > 0,
-        "{words}, without float32 copies",
+        "{which} float16, without float32 copies",
         "updates below 2^-11 of a weight are rounded away",
         _float16,
+        _float16_words,
         "setup",
     ),
     "GS123": Misuse(
@@ -510,14 +530,14 @@ MISUSES: dict[str, Misuse] = {
         "{unused_losses} losses were scaled, and no step() and update() followed",
         "no step was taken for them, and the scale stays as it is",
         lambda seen: {"unused_losses": seen.unused},
-        "end",
+        kind="end",
     ),
     "GS121": Misuse(
         lambda seen: seen.setup_facts.get("float16") is False,
         "nothing is float16: the loss is computed in {dtype} alone",
         "scaling has no effect; the run is not faster than without it",
-        lambda seen: {"dtype": str(seen.setup_facts.get("dtype", "float32"))},
-        "setup",
+        words=lambda seen: {"dtype": seen.setup_facts.get("dtype", "float32")},
+        kind="setup",
     ),
 }
 

@@ -133,8 +133,7 @@ _SILENT = frozenset(
         *("above_float32", "cleared_early", "parameter", "missing", "scalers"),
         *("layer", "perhaps_unscaled", "amplified_bits", "slow", "skips", "norm"),
         *("peak", "late_backward", "unused_losses", "uncleared_part", "beyond_rate"),
-        *("weight_name", "batches", "unscaled_norm", "dtype", "words", "effect"),
-        "repeated_updates",
+        *("weight_name", "batches", "repeated_updates"),
     )
 )
 # The names of each phrase; it is used if the first of them is present.

@@ -182,8 +182,9 @@ class Tables:
     def _ids_of(self, names: Mapping[str, object]) -> list[int]:
         """Return the ids of tensors; unknown names get a new id."""
         texts = list(map(storable, names))
-        unknown = [name for name in texts if name not in self._ids]
-        for name in unknown:
+        for name in dict.fromkeys(texts):
+            if name in self._ids:
+                continue
             self._ids[name] = len(self._ids) + 1
             self._connection.execute(
                 "INSERT INTO tensors VALUES (?, ?)", (self._ids[name], name)

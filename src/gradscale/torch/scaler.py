@@ -380,6 +380,7 @@ class GradScaler(torch.amp.GradScaler):
         iteration.scaled = iteration.noted = True
         self._loss_scales.contexts += counted
         self._monitor.scaled_losses += 1
+        self._monitor.loop.scaled_in_block()
         self._ranks.losses_are_known = False
         scaled = times(loss, scale)
         iteration.bring_to(state.used_scale)

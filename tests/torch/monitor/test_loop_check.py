@@ -192,6 +192,7 @@ def clamped_by_hooks_while_scaled(loop, number):
 
 
 def divided_after_unscaling(loop, number):
+    loop.scaler.set_growth_interval(5)
     loop.optimizer.zero_grad()
     loop.backward()
     loop.scaler.unscale_(loop.optimizer)
@@ -576,6 +577,32 @@ def combined_from_two_losses(loop, number):
     loop.step()
 
 
+def divided_by_a_number_that_is_the_scale(loop, number):
+    loop.optimizer.zero_grad()
+    loop.backward()
+    loop.scaler.unscale_(loop.optimizer)
+    torch._foreach_div_([p.grad for p in loop.params], 1024.0)
+    loop.step()
+
+
+def scaled_by_a_method_each(loop, number):
+    loop.optimizer.zero_grad()
+    if number % 2:
+        loop.backward()
+    else:
+        with loop.scaler.loss(loop.loss(), id="other") as scaled:
+            scaled.backward()
+    loop.step()
+
+
+def with_a_frozen_inference_parameter(loop, number):
+    if number == 1:
+        with torch.inference_mode():
+            frozen = nn.Parameter(torch.ones(1), requires_grad=False)
+        loop.optimizer.add_param_group({"params": [frozen]})
+    moved_to_the_sharpest_weights(loop, number)
+
+
 def handed_on_by_hand(loop, number):
     first, last = loop.model[:2], loop.model[2:]
     loop.optimizer.zero_grad()
@@ -616,6 +643,8 @@ HEALTHY = {
         *(with_a_penalty_in_float32, regularised_by_a_gradient),
         *(moved_to_the_sharpest_weights, combined_from_two_losses),
         *(handed_on_by_hand, handed_on_by_a_product),
+        *(divided_by_a_number_that_is_the_scale, scaled_by_a_method_each),
+        with_a_frozen_inference_parameter,
     )
 }
 

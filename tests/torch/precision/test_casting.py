@@ -4,7 +4,7 @@ import copy
 import inspect
 import pickle
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
 import pytest
@@ -30,6 +30,32 @@ class Record:
 
     x: Any
     n: int = 3
+
+
+@dataclass
+class Cache:
+    """A dataclass whose constructor takes what no field has."""
+
+    x: Any
+    size: InitVar[int]
+    offset: int = field(default=0, init=False)
+
+    def __post_init__(self, size):
+        self.capacity = size
+
+
+def test_a_dataclass_is_cast_without_its_constructor():
+    cache = Cache(torch.ones(1), 8)
+    cache.offset = 5
+    made = cast(cache, F16)
+    assert (made.x.dtype, made.offset, made.capacity) == (F16, 5, 8)
+    assert (cache.x.dtype, made is cache) == (F32, False)
+
+
+@pytest.mark.parametrize("x", [None, "text", [1, 2], {"n": 1}, torch.ones(1).half()])
+def test_a_dataclass_without_a_tensor_to_cast_is_the_same_object(x):
+    cache = Cache(x, 8)
+    assert cast(cache, F16) is cache
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.testing._internal.two_tensor
 
 from gradscale.errors import ConfigError, GradientError, OrderError, StateError
 from gradscale.torch import GradScaler, master_params, master_weights, optim
@@ -810,6 +811,41 @@ def test_lbfgs_steps_masters():
     optimizer.step(closure)
     assert params[0].tolist() == [1.0, 0.5]
     assert optimizer.targets()[0].dtype is torch.float32
+
+
+def test_a_closure_does_not_start_with_gradients_of_the_step_before():
+    param = torch.nn.Parameter(torch.ones(2, dtype=HALF))
+    starts = []
+
+    class Starts(torch.optim.SGD):
+        def step(self, closure=None):
+            starts.append([p.grad for g in self.param_groups for p in g["params"]])
+            loss = closure()
+            super().step()
+            return loss
+
+    optimizer = master_weights(Starts([param], lr=0.1))
+
+    def closure():
+        param.grad = None
+        loss = param.float().square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    optimizer.step(closure)
+    assert starts == [[None], [None]]
+
+
+def test_a_master_has_inner_tensors_of_its_own():
+    two = torch.testing._internal.two_tensor.TwoTensor
+    half = two(torch.ones(2, dtype=HALF), torch.ones(2, dtype=HALF))
+    param = torch.nn.Parameter(half)
+    param.mark = "decay"
+    optimizer = master_weights(torch.optim.SGD([param], lr=0.1))
+    (master,) = optimizer.targets()
+    assert (master.dtype, master.a.dtype) == (torch.float32, torch.float32)
+    assert master.mark == "decay"
 
 
 def test_a_closure_under_a_scaler_is_refused_as_ever():

@@ -70,7 +70,7 @@ class Unscaled:
         loss, *pairs = to_host(values, home)
         scaler = self.scaler
         scaler._has_overflow = any(pairs[::2])
-        self._skips = scaler.see(
+        self._skips = scaler.record_pass(
             read=bool(self.stats),
             amax=max(pairs[1::2], default=0.0, key=_nan_last),
             loss=None if self.loss is None else loss,
@@ -91,6 +91,7 @@ class AmpOptimizer:
         master_of: The f32 master of each half-precision parameter.
         skips: The losses that overflowed since the last step, by `loss_id`.
         delayed: Passes whose check was left to the step, with their `loss_id`.
+        in_pass: The block of a pass is running.
         window: The gradients before a pass whose unscaling is delayed, and its scale;
             None if the gradients are unscaled.
     """
@@ -101,6 +102,7 @@ class AmpOptimizer:
         self.master_of: dict[Tensor, Tensor] = {}
         self.skips: list[int] = []
         self.delayed: list[tuple[int, Unscaled]] = []
+        self.in_pass = False
         self.window: tuple[Stash, float] | None = None
         self._masters: Masters | None = None
         self._check = DataCheck()
@@ -185,7 +187,7 @@ class AmpOptimizer:
 
         Those of a pass whose unscaling was delayed stay, rescaled to the new scale.
         """
-        self._knows_passes = True
+        self._knows_passes = self.in_pass = True
         if self.window is not None:
             stash, before = self.window
             if before != scale:
@@ -356,7 +358,12 @@ class AmpOptimizer:
 
     def zero_grad(self, old_zero: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Clear the gradients of the model and those of the masters."""
-        self.window = None
+        if self.in_pass and self.window is not None:
+            # Inside the block: there is nothing to add to its gradients.
+            stash, scale = self.window
+            self.window = stash._replace(grads=[None] * len(stash.grads)), scale
+        else:
+            self.window = None
         self.skips, self.delayed = [], []
         for param in self.master_of:
             param.grad = None

@@ -96,6 +96,8 @@ def scale_loss(
             amp.abandon_pass()
         raise
     finally:
+        for amp in amps:
+            amp.in_pass = False
         _clear_cache()
     if delay_unscale:
         return

@@ -17,7 +17,10 @@ def _setting(name: str) -> property:
     def read(scaler: "LossScaler") -> Any:
         return getattr(scaler.policy, name, None)
 
-    def change(scaler: "LossScaler", value: float) -> None:
+    def change(scaler: "LossScaler", value: float | None) -> None:
+        if value is None and name == "min_scale":
+            # Apex's default, as `amp.initialize` reads it.
+            value = 0.0 if scaler.exact else DynamicScale.min_scale
         # A fixed scale has no such setting.
         if scaler.dynamic:
             settings = {**vars(scaler.policy), name: value}
@@ -130,7 +133,7 @@ class LossScaler:
         if self._overflow_buf is not None:
             self._has_overflow |= bool(self._overflow_buf.item())
         self.own_checks += 1
-        return self.see()
+        return self.record_pass()
 
     def _move(self, *, finite: bool) -> bool:
         """Move the scale; return whether to skip the step."""
@@ -145,7 +148,7 @@ class LossScaler:
         self._unskipped += not skip
         return skip
 
-    def see(self, **facts: Any) -> bool:
+    def record_pass(self, **facts: Any) -> bool:
         """Move the scale, record the pass; return whether to skip the step.
 
         The pass was finite unless `_has_overflow` is set.

@@ -190,7 +190,6 @@ def plain_name(name: str) -> str:
 def half_dtype(loss: Tensor, nodes: Iterable[Any] | None = None) -> str | None:
     """Return the half precision of a loss's graph, else its own; None if not known.
 
-
     >>> layer = torch.nn.Linear(2, 1)
     >>> half_dtype(layer(torch.ones(1, 2)).sum())
     'float32'

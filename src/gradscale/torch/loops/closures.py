@@ -180,7 +180,10 @@ class _Backup:
     def __init__(self, optimizer: Any) -> None:
         weights = _params_of(optimizer)
         if isinstance(optimizer, MasterWeights):
-            weights += optimizer.targets()
+            # An f32 parameter is its own master.
+            weights = list(
+                {id(w): w for w in [*weights, *optimizer.targets()]}.values()
+            )
             optimizer = optimizer.inner
         self._optimizer = optimizer
         self._weights = [(weight, weight.detach().clone()) for weight in weights]

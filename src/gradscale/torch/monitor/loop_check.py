@@ -135,6 +135,10 @@ class LoopCheck:
         self._sizes: list[tuple[int, AsyncTensor]] = []
         # How much smaller gradients are at the step than once unscaled, and the scale.
         self._shrunk_again: list[tuple[int, AsyncTensor]] = []
+        # The scales by which gradients were divided again.
+        self._divisors: set[float] = set()
+        # The optimizers of the last update.
+        self._ended: set[int] = set()
         self._norms: list[float] = []
         self._peaks: list[float] = []
         self._shrunk = 0.0
@@ -178,6 +182,10 @@ class LoopCheck:
 
     # --- Called by the scaler, in sampled updates -------------------------------------
 
+    def scaled_in_block(self) -> None:
+        """Count a loss that is scaled by a scale of its own."""
+        self._scaled += 1
+
     def scaled(self, scaled: Tensor, loss: Tensor, iteration: Iteration) -> None:
         """Watch the backward pass of a scaled loss."""
         if scaled.grad_fn is None:
@@ -207,7 +215,9 @@ class LoopCheck:
             if self._unused and not any(mark.is_there() for mark in self._unused):
                 # The gradients of a micro-batch, cleared before a step used them;
                 # other code may have used them, as SAM does to move the weights.
-                versions = {id(p): p._version for p in params}
+                versions = {
+                    id(p): p._version for p in params if id(p) in self._unused_of
+                }
                 self._cleared = self._cleared or all(
                     versions.get(key, old) == old
                     for key, old in self._unused_of.items()
@@ -350,7 +360,7 @@ class LoopCheck:
         params = [p for step in steps.values() for p in _some_of(step)]
         # Nothing is known of the gradients before the first update.
         if self.due and update > 1:
-            self._count(update, scale)
+            self._count(update, scale, steps)
             self._looked = _marks(params)
         if self._casts:
             self._report_casts(update, steps)
@@ -360,6 +370,7 @@ class LoopCheck:
             self._check_missing(update, steps)
         self.due = update in FIRST or (update + 1) % EVERY == 0
         self._scaled_before, self._scaled = self._scaled, 0
+        self._ended = set(steps)
         self._foreign = self._left_over = self._cleared = self._renewed = False
         self._compared.clear()
         self._handed_on = False
@@ -378,7 +389,9 @@ class LoopCheck:
         if self.due and self._counts["direct_steps"]:
             self._report(update, scale)
 
-    def _count(self, update: int, scale: float) -> None:
+    def _count(
+        self, update: int, scale: float, steps: Mapping[int, OptimizerStep]
+    ) -> None:
         counts = self._counts
         counts["looks"] += 1
         counts["uncleared"] += self._left_over
@@ -386,7 +399,9 @@ class LoopCheck:
         counts["cleared_early"] += self._cleared
         counts["renewed"] += self._renewed
         # Replays of a graph, which scale no loss here, follow one another.
-        counts["repeated_updates"] += not self._scaled and self._scaled_before > 0
+        repeated = not self._scaled and self._scaled_before > 0
+        # Of other optimizers: they have the gradients of the same backward pass.
+        counts["repeated_updates"] += repeated and self._ended.isdisjoint(steps)
         while self._sizes and self._sizes[0][0] + LAG < counts["looks"]:
             norm, peak, raw = self._sizes.pop(0)[1].values().tolist()
             if math.isfinite(norm):
@@ -395,8 +410,10 @@ class LoopCheck:
                 self._shrunk = raw / norm if norm > 0.0 else 0.0
         while self._shrunk_again and self._shrunk_again[0][0] + LAG < counts["looks"]:
             shrunk, by = self._shrunk_again.pop(0)[1].values().tolist()
-            again = by >= LEAST_SCALE and abs(shrunk / by - 1.0) < CLOSE
-            counts["divided_again"] += again
+            if by >= LEAST_SCALE and abs(shrunk / by - 1.0) < CLOSE:
+                self._divisors.add(by)
+                # A constant may be the scale by chance, such as a number of tokens.
+                counts["divided_again"] = len(self._divisors)
         self._report(update, scale)
 
     def _report(self, update: int, scale: float) -> None:

@@ -3,8 +3,9 @@
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from fnmatch import fnmatchcase
+from operator import is_
 from typing import Any
 
 import torch
@@ -112,7 +113,8 @@ class CastForward:
 def cast(value: Any, dtype: torch.dtype) -> Any:
     """Cast the floating tensors in a nest of tuples, lists, dicts and dataclasses.
 
-    Other values are returned as they are. A tensor that has the dtype is not copied.
+    Other values are returned as they are, and so are containers without a tensor to
+    cast; of any other dataclass a shallow copy is made.
 
     >>> cast({"x": torch.ones(1), "n": torch.ones(1).int()}, torch.float16)
     {'x': tensor([1.], dtype=torch.float16), 'n': tensor([1], dtype=torch.int32)}
@@ -122,18 +124,32 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(cast(item, dtype) for item in value))
     if type(value) in (tuple, list):
-        return type(value)(cast(item, dtype) for item in value)
+        items = [cast(item, dtype) for item in value]
+        return value if all(map(is_, items, value)) else type(value)(items)
     if isinstance(value, dict):
         made = {key: cast(item, dtype) for key, item in value.items()}
+        if all(made[key] is item for key, item in value.items()):
+            return value
         if type(value) is dict:
             return made
         # The outputs of transformers are dicts with attributes.
         return type(value)(**made) if all(isinstance(k, str) for k in made) else made
     if is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in fields(value) if one.init]
-        cast_fields = {name: cast(getattr(value, name), dtype) for name in names}
-        return replace(value, **cast_fields)
+        return _cast_fields(value, dtype)
     return value
+
+
+def _cast_fields(value: Any, dtype: torch.dtype) -> Any:
+    """Return a dataclass with its tensors cast, without a call of its constructor."""
+    made = value
+    for one in fields(value):
+        before = getattr(value, one.name, None)
+        after = cast(before, dtype)
+        if after is not before:
+            made = copy.copy(value) if made is value else made
+            # It may be frozen.
+            object.__setattr__(made, one.name, after)
+    return made
 
 
 def fp32_island(
@@ -152,7 +168,8 @@ def fp32_island(
 
     Args:
         module: The module, changed in place.
-        outputs: The dtype of its result; None for f32.
+        outputs: The dtype of its result; None for f32, or for that of the model around
+            it once `initialize` casts it.
 
     Returns:
         The module.
@@ -222,7 +239,7 @@ def kept_modules(
     """Yield the outermost modules that are named by type or pattern, and islands.
 
     Raises:
-        ConfigError: A pattern names no module, or an entry is none of both.
+        ConfigError: A pattern names no module, or an entry is neither.
     """
     types = tuple(one for one in keep_fp32 if isinstance(one, type))
     patterns = [one for one in keep_fp32 if isinstance(one, str)]
@@ -278,7 +295,7 @@ def _check_tied(
 def _check_not_distributed(
     model: torch.nn.Module, dtype: torch.dtype, whole: set[int]
 ) -> None:
-    """Raise if parameters change their dtype under a wrapper that has noted it.
+    """Raise if a wrapper has recorded the dtype of parameters that would change.
 
     Args:
         model: The model.
@@ -294,9 +311,9 @@ def _check_not_distributed(
     )
     if changed:
         raise ConfigError(
-            f"initialize() was given a model with {found}. It has noted the dtype of "
-            "each parameter, for the sums of gradients over the ranks, and the level "
-            "casts parameters. Call initialize() first, then wrap the model.",
+            f"initialize() was given a model with {found}. It recorded the dtype of "
+            "each parameter for its gradient reduction, and the level casts "
+            "parameters. Call initialize() first, then wrap the model.",
             code="GS101",
         )
 

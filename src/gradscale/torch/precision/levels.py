@@ -141,7 +141,7 @@ def optimizer_at_level(
     """
     if not level.masters:
         if level.cast_model is not None and optimizer.state:
-            # Torch casts a state in the dtype of its parameter as it does at a resume.
+            # Loading casts the state to the dtype of its parameter, as a resume does.
             optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
     optimizer = master_weights(optimizer)

@@ -172,7 +172,9 @@ class MasterWeights(torch.optim.Optimizer):
             return loss
 
         # SAM, as its users write it, starts with the gradients of a backward before.
-        self._give_grads(None, False)
+        first = next((g for p, g in self._grads() if p in self._master_of), None)
+        if first is not None and (self._used is None or not self._used.holds(first)):
+            self._give_grads(None, False)
         with self._with_masters():
             returned = self.inner.step(evaluate)  # type: ignore[arg-type]  # any result
         self._write_params()
@@ -311,8 +313,8 @@ class MasterWeights(torch.optim.Optimizer):
                 # Without a shape until the first forward pass.
                 continue
             master = torch.nn.Parameter(param.detach().to(WIDE[param.dtype]))
-            # Marks that some optimizers look for.
-            master.__dict__.update(param.__dict__)
+            # Marks that some optimizers look for; inner tensors are the master's own.
+            master.__dict__.update({**param.__dict__, **master.__dict__})
             self._master_of[param] = master
             if param in self.inner.state:
                 held = self.inner.state.pop(param)

@@ -276,13 +276,13 @@ class Iteration:
 
     def ended_in_last(self, params: list[Tensor]) -> bool:
         """Return whether the last update ended steps of all these parameters."""
-        closed = {
+        ended = {
             id(param)
             for key, step in self.settled.items()
             if key in self.ended and step.owner() is not None
             for param in step.params()
         }
-        return closed.issuperset(id(param) for param in params)
+        return ended.issuperset(id(param) for param in params)
 
     def params_clip_of(self, step: OptimizerStep) -> Clip | None:
         """Return the clips of bare parameters that count for this step, as one."""
